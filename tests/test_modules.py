@@ -21,7 +21,6 @@ SHOWN_BY = {
         engines/horovod/horovod_recipe engines/horovod/horovod_strategy
         engines/horovod/horovod_transport
         engines/horovod/hvd/distributed_optimizers
-        engines/horovod/hvd/horovod_reducer
         engines/horovod/hvd/operations
     """,
     "fit/calls/test_tower_call.py": """
@@ -61,9 +60,6 @@ SHOWN_BY = {
         parameter_servers/training_session parameter_servers/async_updates
         parameter_servers/averaged_updates
         parameter_servers/worker_fit parameter_servers/worker_runner
-    """,
-    "partition/layout/rules/test_reductions.py": """
-        partition/layout/paired_variances
     """,
     "partition/layout/rules/test_rules.py": """
         partition/ir/registry partition/layout/rules/elementwise

@@ -25,7 +25,6 @@ def nccl_state() -> str:
 
     from keras_towers.reduction.collective_ops import (
         CollectiveOps,
-        NcclAllReduce,
         failure_of,
         nccl_available,
     )
@@ -34,10 +33,7 @@ def nccl_state() -> str:
     possible, obstacle = nccl_available(names)
     state = {"obstacle": "" if possible else obstacle, "failure": ""}
     if possible:
-        for mode in (NcclAllReduce(), CollectiveOps()):
-            state["failure"] = failure_of(mode, names)
-            if state["failure"]:
-                break
+        state["failure"] = failure_of(CollectiveOps(), names)
     return json.dumps(state | {"version": _nccl_version()})
 
 

@@ -911,7 +911,7 @@ class _TraceContext(_XlaContext):
         return True
 
 
-class Placement:
+class TracePlacement:
     """Where variables are, until one of them moves.
 
     A ``tf.function`` called by a step is traced again for another placement:
@@ -924,12 +924,12 @@ class Placement:
 
 
 # TensorFlow tells contexts by their ids, which must not be used again.
-_placements: list[Placement] = []
+_placements: list[TracePlacement] = []
 
 
 @contextlib.contextmanager
 def trace_context(
-    xla: bool, placement: Placement | None = None
+    xla: bool, placement: TracePlacement | None = None
 ) -> Iterator[None]:
     """Trace operations, as ``tf.function(jit_compile=xla)`` does.
 

@@ -90,6 +90,14 @@ it, and ``mesh`` and ``emission`` import all of them.
 
 from keras_towers.partition.ir.program import Program
 from keras_towers.partition.layout import rules
+from keras_towers.partition.layout.conversions import LayoutOptions
 from keras_towers.partition.layout.traced_graph import partition_graph
+from keras_towers.partition.mesh import partition_over_mesh
 
-__all__ = ["Program", "partition_graph", "rules"]
+__all__ = [
+    "LayoutOptions",
+    "Program",
+    "partition_graph",
+    "partition_over_mesh",
+    "rules",
+]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -86,10 +87,11 @@ def emit(
     return results
 
 
+@dataclasses.dataclass(eq=False)
 class _Nodes:
     """Nodes that are added to the current graph all at once.
 
-    Args:
+    Attributes:
         given: as for ``emit``.
         graphs: as for ``emit``.
         gates: what operations with effects wait for, by names.
@@ -98,41 +100,38 @@ class _Nodes:
         waits: as for ``emit``.
     """
 
-    def __init__(
-        self,
-        given: Mapping[Tensor, Any],
-        graphs: Iterable[tf.Graph],
-        gates: Mapping[str, object],
-        names: dict[int, str],
-        kernels: Kernels | None,
-        waits: Waits,
-    ):
+    given: Mapping[Tensor, Any]
+    graphs: Iterable[tf.Graph]
+    gates: Mapping[str, object]
+    names: dict[int, str]
+    kernels: Kernels | None
+    waits: Waits
+
+    def __post_init__(self) -> None:
         self._here = compat.get_default_graph()
-        for graph in graphs:
+        for graph in self.graphs:
             compat.add_functions(self._here, graph._functions.values())
         self._definition = tf.compat.v1.GraphDef()
         self._definition.versions.CopyFrom(self._here.graph_def_versions)
-        self._given, self._graphs, self._names = given, graphs, names
-        self._gates, self._waits = gates, waits
-        self._inputs: dict[str, Any] = {**gates}
+        self._inputs: dict[str, Any] = {**self.gates}
         self._known: dict[Tensor, str] = {}
         self._draws = None
-        if kernels is not None:
-            self._draws = CompiledDraws(self._here, kernels)
+        if self.kernels is not None:
+            self._draws = CompiledDraws(self._here, self.kernels)
 
     def name_of(self, tensor: Tensor) -> str:
         """Return the name of a given tensor, or of an operation's output."""
         operation, known = tensor.operation, self._known
-        if tensor in self._given:
+        if tensor in self.given:
             if tensor not in known:
                 known[tensor] = f"_given{len(known)}"
-                self._inputs[known[tensor]] = self._given[tensor]
+                self._inputs[known[tensor]] = self.given[tensor]
             return known[tensor]
         assert operation is not None, "a tensor without a source"
-        if id(operation) not in self._names:
+        if id(operation) not in self.names:
             assert operation.is_repeated, operation.type
             self.add(operation)
-        return f"{self._names[id(operation)]}:{tensor.index}"
+        return f"{self.names[id(operation)]}:{tensor.index}"
 
     def add(self, operation: Operation) -> None:
         """Add an operation, after the repeated ones that it uses."""
@@ -141,16 +140,16 @@ class _Nodes:
         node = self._definition.node.add()
         traced = operation.name or operation.type
         name = self._here.unique_name(f"{traced}{operation.suffix}")
-        node.name = self._names[id(operation)] = name
+        node.name = self.names[id(operation)] = name
         node.op = operation.type
         if operation.device and "towers" not in operation.axes:
             node.device = operation.device
         node.input.extend(sources)
         if operation.has_effect:
-            node.input.extend(self._gates)
-        for other in self._waits.get(operation, ()):
-            if id(other) in self._names:
-                node.input.append(f"^{self._names[id(other)]}")
+            node.input.extend(self.gates)
+        for other in self.waits.get(operation, ()):
+            if id(other) in self.names:
+                node.input.append(f"^{self.names[id(other)]}")
         for key, value in operation.attributes.items():
             node.attr[key].CopyFrom(value)
         if _ROUNDS in node.attr:
@@ -167,7 +166,7 @@ class _Nodes:
 
     def _added(self, function: Function) -> str:
         """Add a function to the current graph; return its name."""
-        graph_of_function = graph_of(function, self._graphs)
+        graph_of_function = graph_of(function, self.graphs)
         atomic = compat.function_module.from_func_graph(
             f"function_{next(_numbers)}", graph_of_function, {}
         )

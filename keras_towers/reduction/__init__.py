@@ -8,8 +8,7 @@ list per device.
 ``OnDevice()``                 all on the CPU (mode "host")
 ``OnTowers()``                 tensor i on tower i mod K (mode "towers")
 ``Hierarchical()``             two groups, then across (mode "hierarchical")
-``CollectiveOps()``            TensorFlow's collective ops (mode "collective")
-``NcclAllReduce()``            NVIDIA's NCCL (mode "nccl")
+``CollectiveOps()``            TensorFlow's ops (modes "collective" and "nccl")
 ``nccl_available``             whether NCCL can run on devices, and why (not)
 ``failure_of``                 why first exchanges among devices fail
 ``Packed(collectives, packer)``  the same in a few large buffers
@@ -23,7 +22,7 @@ list per device.
 =============================  ==============================================
 
 ``collective_ops``
-  Exchanges among devices by TensorFlow's collective ops, and by NCCL.
+  Exchanges among devices by TensorFlow's collective ops, also over NCCL.
 ``collectives``
   Exchanges among the devices of a process: the protocol, and additions.
 ``compression_hooks``

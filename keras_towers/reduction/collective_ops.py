@@ -1,10 +1,10 @@
-"""Exchanges among devices by TensorFlow's collective ops, and by NCCL."""
+"""Exchanges among devices by TensorFlow's collective ops, also over NCCL."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -13,7 +13,6 @@ from keras_towers.reduction.collectives import (
     Collectives,
     Column,
     OnTowers,
-    copy_to,
     on_each,
 )
 from keras_towers.reduction.gradients import Gradient, dense_of
@@ -58,11 +57,9 @@ class CollectiveOps(OnTowers):
 
     In the ring, every tower sends 2 (K-1)/K times the bytes of a sum, and half
     of that for rows (P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce
-    algorithms for clusters of workstations, 2009). Ports mode "collective" of
-    tensorpack's ``SyncMultiGPUTrainerReplicated``. Mode "nccl" uses it for
-    variables in shards: TensorFlow has no other op that scatters or gathers
-    over NCCL, and the operations of one communicator cannot wait for those of
-    another one.
+    algorithms for clusters of workstations, 2009). On different GPUs, NCCL
+    exchanges. Ports modes "collective" and "nccl" of tensorpack's
+    ``SyncMultiGPUTrainerReplicated``.
 
     A step that fails on one tower fails with the same error on all towers; the
     next step works again. All collectives of a graph run, even if their results
@@ -162,24 +159,6 @@ class CollectiveOps(OnTowers):
         operation = tf.raw_ops.CollectiveGatherV2
         return self._exchange(operation, vectors).on_each(whole)
 
-    def _copy(
-        self, tensor: tf.Tensor, devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        size = tensor.shape.num_elements()
-        if not size:
-            return super()._copy(tensor, devices)
-        # Each device gets a part, and passes it on. An operation that
-        # broadcasts takes no token, without which its peers would wait for one
-        # another.
-        number = len(devices)
-        ends = [size * k // number for k in range(number + 1)]
-        rows = Rows(0, [end - begin for begin, end in itertools.pairwise(ends)])
-        with tf.device(tensor.device):
-            parts = rows.split(tf.reshape(tensor, [-1]))
-        parts = list(map(copy_to, devices, parts))
-        wholes = self._gather(Column(0, parts, devices, rows))
-        return on_each(devices, lambda w: tf.reshape(w, tensor.shape), wholes)
-
     def _exchange(
         self,
         operation: Callable[..., tf.Tensor],
@@ -244,35 +223,29 @@ def hint_for(devices: Sequence[str]) -> str:
 
 
 def _can_send(
-    tensor: tf.Tensor | tf.TensorSpec,
-    devices: Sequence[str],
-    dtypes: Collection[tf.DType] | None = None,
+    tensor: tf.Tensor | tf.TensorSpec, devices: Sequence[str]
 ) -> bool:
     """Whether an operation can send a tensor, in the function being traced.
 
     Args:
         tensor: the tensor, or what is known of it.
         devices: the devices that exchange it.
-        dtypes: what the operation sends; None: what collective ops send.
     """
-    if dtypes is None:
-        dtypes = _ON_HOST if all_on_host(devices) else _ON_GPUS
+    dtypes = _ON_HOST if all_on_host(devices) else _ON_GPUS
     # Two operations on one device would wait for each other.
     if tf.executing_eagerly() or len({*devices}) < len(devices):
         return False
     return bool(tensor.shape.num_elements()) and tensor.dtype in dtypes
 
 
-def _summable(
-    column: Column, dtypes: Collection[tf.DType] | None = None
-) -> Column | None:
+def _summable(column: Column) -> Column | None:
     """Return tensors in a dtype that an operation can sum; None: there is none.
 
     The dtype has all values of the original one.
     """
 
     def can_send(sent: Column) -> bool:
-        return all(_can_send(t, sent.devices, dtypes) for t in sent.tensors)
+        return all(_can_send(t, sent.devices) for t in sent.tensors)
 
     if can_send(column):
         return column
@@ -284,40 +257,6 @@ def _summed(sums: Column, column: Column) -> list[tf.Tensor]:
     """Return sums in the dtype of the original tensors."""
     dtype = column.tensors[0].dtype
     return sums.on_each(lambda total: messages.summed(total, dtype))
-
-
-# The dtypes that TensorFlow's kernel supports.
-_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-
-_names = itertools.count()
-
-
-class NcclAllReduce(OnTowers):
-    """Sums dense tensors on K physical GPUs of this process with NCCL.
-
-    All else is exchanged as ``OnTowers`` does, and so are the tensors that
-    ``CollectiveOps`` leaves to it. Ports mode "nccl" of tensorpack's
-    ``SyncMultiGPUTrainerReplicated``.
-    """
-
-    def _sum(self, column: Column) -> Sequence[tf.Tensor]:
-        sent = _summable(column, _NCCL_DTYPES)
-        if sent is None:
-            return super()._sum(column)
-        name = f"keras_towers_{next(_names)}"
-        sums = sent.on_each(
-            lambda tensor: tf.raw_ops.NcclAllReduce(
-                input=tensor,
-                reduction="sum",
-                num_devices=len(column.devices),
-                shared_name=name,
-            )
-        )
-        # An op that waits for its peers hangs if one of them is pruned from the
-        # graph because its result is unused: each depends on all of them.
-        with tf.control_dependencies(sums):
-            sums = list(map(copy_to, column.devices, sums))
-        return _summed(sent.with_tensors(sums), column)
 
 
 def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
@@ -345,15 +284,12 @@ def nccl_available(devices: Sequence[str]) -> tuple[bool, str]:
     return True, f"{len(devices)} different physical GPUs"
 
 
-def failure_of(
-    collectives: Collectives, devices: Sequence[str], all_kinds: bool = True
-) -> str:
-    """Try an exchange of small tensors; return why it fails, or "".
+def failure_of(collectives: Collectives, devices: Sequence[str]) -> str:
+    """Try each kind of exchange on small tensors; return why it fails, or "".
 
     Args:
         collectives: exchange them.
         devices: the K devices.
-        all_kinds: whether to try all kinds of exchanges, not sums only.
     """
     number = len(devices)
 
@@ -362,8 +298,6 @@ def failure_of(
         parts = on_each(devices, nccl_trial.part_of, range(number))
         sums = collectives.all_reduce([[part] for part in parts], devices)
         totals = [total for (total,) in sums]
-        if not all_kinds:
-            return totals
         size = totals[0].shape[0]
         assert size is not None
         rows = [Rows(0, [size] * number)]

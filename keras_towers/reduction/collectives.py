@@ -18,7 +18,7 @@ from keras_towers.reduction.gradients import (
     Gradients,
     check_sums,
     check_towers,
-    sparse_of,
+    is_sparse,
 )
 from keras_towers.transport.devices import host_of
 from keras_towers.transport.messages import Rows
@@ -106,19 +106,14 @@ class Column:
     rows: Rows
 
     def on_each(
-        self, function: Callable[..., tf.Tensor], *more: Sequence[Any]
-    ) -> list[tf.Tensor]:
+        self, function: Callable[..., _T], *more: Sequence[Any]
+    ) -> list[_T]:
         """Call a function of each device's tensor, on that device."""
         return on_each(self.devices, function, self.tensors, *more)
 
     def with_tensors(self, tensors: Sequence[tf.Tensor]) -> Column:
         """Return a column with other tensors."""
         return dataclasses.replace(self, tensors=tensors)
-
-    def terms(self) -> list[Sequence[tf.Tensor]]:
-        """Return all terms of the rows that each device gets."""
-        parts = on_each(self.devices, self.rows.split, self.tensors)
-        return list(zip(*parts, strict=True))
 
 
 class OnTowers(Collectives):
@@ -151,21 +146,16 @@ class OnTowers(Collectives):
     def broadcast(
         self, tensors: Sequence[tf.Tensor], devices: Sequence[str]
     ) -> list[list[tf.Tensor]]:
-        if len(devices) == 1:
-            return [list(tensors)]
-        columns = [self._copy(tensor, devices) for tensor in tensors]
-        return [
-            [column[k] for column in columns] for k, _ in enumerate(devices)
-        ]
+        return [[copy_to(device, t) for t in tensors] for device in devices]
 
     def _place(self, number: int, devices: Sequence[str]) -> str:
         """Return the device that computes a tensor, or a tower's rows."""
         return devices[number % len(devices)]
 
     def _reduce(self, column: Column) -> Sequence[Gradient]:
-        if slices := sparse_of(column.tensors):
+        if is_sparse(column.tensors[0]):
             place = self._place(column.index, column.devices)
-            return _concat_slices(slices, place, column.devices)
+            return _concat_slices(column.tensors, place, column.devices)
         return self._sum(column)
 
     def _sum(self, column: Column) -> Sequence[tf.Tensor]:
@@ -177,9 +167,10 @@ class OnTowers(Collectives):
     def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
         """Sum a tensor of each device; return the rows for each."""
         devices = column.devices
+        parts = column.on_each(column.rows.split)
         return [
             copy_to(devices[tower], add_on(self._place(tower, devices), terms))
-            for tower, terms in enumerate(column.terms())
+            for tower, terms in enumerate(zip(*parts, strict=True))
         ]
 
     def _gather(self, column: Column) -> Sequence[tf.Tensor]:
@@ -194,12 +185,6 @@ class OnTowers(Collectives):
             copy_to(device, wholes[place])
             for device, place in zip(devices, places, strict=True)
         ]
-
-    def _copy(
-        self, tensor: tf.Tensor, devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        """Return a tensor for each device."""
-        return [copy_to(device, tensor) for device in devices]
 
 
 class OnDevice(OnTowers):
@@ -231,43 +216,25 @@ class Hierarchical(OnTowers):
 
     Only the main devices of the groups communicate across groups: on a DGX-1, a
     group is four GPUs with direct links to each other. The main devices rotate
-    from tensor to tensor, so that all links between the groups are used. A
-    result for one device alone crosses between it and one device of the other
-    group. Ports mode "hierarchical" of tensorpack's
-    ``SyncMultiGPUTrainerReplicated``, which supports only eight GPUs.
+    from tensor to tensor, so that all links between the groups are used. Rows
+    are exchanged as ``OnTowers`` does. Ports mode "hierarchical" of
+    tensorpack's ``SyncMultiGPUTrainerReplicated``, which supports only eight
+    GPUs.
     """
 
     def _sum(self, column: Column) -> Sequence[tf.Tensor]:
-        mains = _mains(column.index, column.devices)
-        inside = list(map(add_on, mains, _in_two(column.tensors)))
+        half = len(column.devices) // 2
+        groups = column.devices[:half], column.devices[half:]
+        terms = column.tensors[:half], column.tensors[half:]
+        # The number of devices may be odd.
+        mains = [group[column.index % len(group)] for group in groups]
+        inside = list(map(add_on, mains, terms))
         totals = [add_on(main, inside) for main in mains]
-        return _copies_in(_in_two(column.devices), totals)
-
-    def _scatter(self, column: Column) -> Sequence[tf.Tensor]:
-        first, second = _in_two(column.devices)
-        results = []
-        for tower, terms in enumerate(column.terms()):
-            own, other = _in_two(terms)
-            others = second
-            if tower >= len(first):
-                own, other, others = other, own, first
-            across = add_on(others[tower % len(others)], other)
-            results.append(add_on(column.devices[tower], [*own, across]))
-        return results
-
-    def _gather(self, column: Column) -> Sequence[tf.Tensor]:
-        wholes = [
-            _concat_on(main, column.tensors, column.rows.axis)
-            for main in _mains(column.index, column.devices)
+        return [
+            copy_to(device, total)
+            for group, total in zip(groups, totals, strict=True)
+            for device in group
         ]
-        return _copies_in(_in_two(column.devices), wholes)
-
-    def _copy(
-        self, tensor: tf.Tensor, devices: Sequence[str]
-    ) -> Sequence[tf.Tensor]:
-        mains = _mains(0, devices)
-        at_mains = [copy_to(main, tensor) for main in mains]
-        return _copies_in(_in_two(devices), at_mains)
 
 
 class SumsByFunction(OnTowers):
@@ -357,31 +324,6 @@ def _concat_slices(
             slices[0].dense_shape,
         )
         for device in devices
-    ]
-
-
-def _in_two(values: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T]]:
-    """Divide the values of K devices into two groups."""
-    half = len(values) // 2
-    return values[:half], values[half:]
-
-
-def _mains(index: int, devices: Sequence[str]) -> list[str]:
-    """Return the device of each group that communicates for tensor ``index``.
-
-    The number of devices may be odd.
-    """
-    return [group[index % len(group)] for group in _in_two(devices)]
-
-
-def _copies_in(
-    groups: Sequence[Sequence[str]], tensors: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """Copy the tensor of each group to its devices."""
-    return [
-        copy_to(device, tensor)
-        for group, tensor in zip(groups, tensors, strict=True)
-        for device in group
     ]
 
 

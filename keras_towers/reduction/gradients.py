@@ -32,21 +32,6 @@ def dense_of(gradients: Sequence[Gradient]) -> list[tf.Tensor]:
     return [g for g in gradients if not isinstance(g, tf.IndexedSlices)]
 
 
-def sparse_of(gradients: Sequence[Gradient]) -> list[tf.IndexedSlices]:
-    """Return a tower's sparse gradients."""
-    return [g for g in gradients if isinstance(g, tf.IndexedSlices)]
-
-
-def in_order(
-    like: Sequence[Gradient],
-    dense: Sequence[tf.Tensor],
-    sparse: Sequence[Gradient],
-) -> list[Any]:
-    """Merge dense and sparse gradients into the original order."""
-    kinds = iter(dense), iter(sparse)
-    return [next(kinds[is_sparse(gradient)]) for gradient in like]
-
-
 def on_values(
     gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]
 ) -> Gradient:

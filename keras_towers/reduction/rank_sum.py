@@ -7,7 +7,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -26,8 +26,6 @@ from keras_towers.reduction.gradients import (
     Gradient,
     check_sums,
     dense_of,
-    in_order,
-    sparse_of,
 )
 from keras_towers.reduction.stateful_hooks import (
     HookState,
@@ -63,18 +61,19 @@ def sum_over_ranks(
         key: of the collectives; None: the next one.
     """
     key = next_key("sum") if key is None else key
-    dense = dense_of(grads)
-    totals = hook(transport, dense, key)
+    totals = iter(hook(transport, dense_of(grads), key))
     # Sparse gradients become the slices of all ranks, in rank order.
-    slices = [
+    sums: list[Any] = [
         tf.IndexedSlices(
             transport.all_gather(grad.values, f"{key}.values.{n}"),
             transport.all_gather(grad.indices, f"{key}.indices.{n}"),
             grad.dense_shape,
         )
-        for n, grad in enumerate(sparse_of(grads))
+        if isinstance(grad, tf.IndexedSlices)
+        else next(totals)
+        for n, grad in enumerate(grads)
     ]
-    return in_order(grads, totals, slices)
+    return sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,16 +177,19 @@ class SharedMemory:
     Attributes:
         rank: this rank.
         size: the number of ranks.
+        segments: the bytes of each rank's segment.
+        remove_name: removes the name of this rank's segment, so that it is
+            freed at the end. All ranks have it open by then.
     """
 
     def __init__(self, rank: int, size: int):
         self.rank, self.size = rank, size
         self._largest = self._own = Room(0, 0)
         self._has_failed = False
-        # The segments of all ranks, and their names; 0: unknown.
+        # The names of all segments; 0: unknown.
         self._names = [0] * size
-        self._segments = [np.empty(0, np.uint8)] * size
-        self._remove: Callable[[], object] = lambda: None
+        self.segments: list[np.ndarray] = [np.empty(0, np.uint8)] * size
+        self.remove_name: Callable[[], object] = lambda: None
 
     @property
     def bytes(self) -> int:
@@ -213,14 +216,14 @@ class SharedMemory:
         return 0 if self._has_failed else self._names[self.rank]
 
     def _create(self, room: Room) -> None:
-        self._remove()
+        self.remove_name()
         name = secrets.randbelow(2**62) + 1
-        self._remove = weakref.finalize(self, _remove, _path(name))
+        self.remove_name = weakref.finalize(self, _remove, _path(name))
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         with _opened(name, flags) as descriptor:
             # Fails if there is no room; a later write would kill us.
             os.posix_fallocate(descriptor, 0, sum(room))
-            self._segments[self.rank] = _mapped(descriptor)
+            self.segments[self.rank] = _mapped(descriptor)
         self._names[self.rank], self._own = name, room
 
     def open(self, names: Sequence[int]) -> bool:
@@ -230,7 +233,7 @@ class SharedMemory:
                 raise OSError("a rank could not allocate shared memory")
             for rank, name in enumerate(names):
                 if name != self._names[rank]:
-                    self._segments[rank] = self._map(name)
+                    self.segments[rank] = self._map(name)
                     self._names[rank] = name
         except (OSError, ValueError) as error:
             self._fail(error)
@@ -240,22 +243,11 @@ class SharedMemory:
         with _opened(name, os.O_RDWR) as descriptor:
             return _mapped(descriptor)
 
-    def segment(self, rank: int) -> np.ndarray:
-        """Return the bytes of a rank's segment."""
-        return self._segments[rank]
-
-    def remove_name(self) -> None:
-        """Remove the name of the segment, so that it is freed at the end.
-
-        All ranks have it open by then.
-        """
-        self._remove()
-
     def _fail(self, error: Exception) -> None:
         if not self._has_failed:
             logger.debug("not using shared memory for gradients: %s", error)
         self._has_failed = True
-        self._remove()
+        self.remove_name()
 
 
 class SharedBucket:
@@ -341,12 +333,12 @@ class SharedBucket:
     @property
     def _sums(self) -> np.ndarray:
         size = self._total * self._dtype.itemsize
-        return self._memory.segment(0)[:size].view(self._dtype)
+        return self._memory.segments[0][:size].view(self._dtype)
 
     def _posted(self, rank: int, share: int) -> np.ndarray:
         """Return one rank's values of the share of another rank."""
         size = self._posts[rank] * self._dtype.itemsize
-        posted = self._memory.segment(rank)[-size:].view(self._dtype)
+        posted = self._memory.segments[rank][-size:].view(self._dtype)
         low, high = self._bounds[share:][:2]
         # It does not post its own share.
         before = self._total - self._posts[rank] if share > rank else 0

@@ -22,7 +22,6 @@ from keras_towers.foundation.notices import logger
 from keras_towers.reduction import shared_memory
 from keras_towers.reduction.collective_ops import (
     CollectiveOps,
-    NcclAllReduce,
     failure_of,
     hint_for,
     nccl_available,
@@ -46,7 +45,7 @@ from keras_towers.reduction.stateful_hooks import (
 from keras_towers.transport import devices as devices_lib
 
 MODES: dict[ModeName, Callable[[], Collectives]] = {
-    "nccl": NcclAllReduce,
+    "nccl": CollectiveOps,
     "collective": CollectiveOps,
     "hierarchical": Hierarchical,
     "towers": OnTowers,
@@ -124,9 +123,6 @@ def _mode(
 ) -> Mode:
     """Return a mode, which was chosen for a reason."""
     on_host, packer = devices_lib.all_on_host(devices), options.packer
-    if name == "nccl" and options.in_shards:
-        # One communicator: those of two may wait for each other.
-        collectives = CollectiveOps()
     if name == "collective":
         reason += f"; {hint_for(devices)} algorithm"
     if name in ("nccl", "collective") and not on_host:
@@ -156,11 +152,7 @@ def fall_back_unless_tried(
     )
     if not over_nccl:
         return mode
-    has_more = bool(options.in_shards) or config.transport.size > 1
-    own = mode.collectives
-    # What is packed is exchanged by others.
-    kind = type(own.collectives if isinstance(own, Packed) else own)
-    failure = _failure(kind, tuple(devices), has_more)
+    failure = _failure(MODES["nccl"], tuple(devices))
     if not failure:
         return mode
     reason = f"NCCL does not work here: {failure}"
@@ -169,10 +161,8 @@ def fall_back_unless_tried(
 
 
 @functools.cache
-def _failure(
-    kind: Callable[[], Collectives], devices: Sequence[str], all_kinds: bool
-) -> str:
-    return failure_of(kind(), devices, all_kinds)
+def _failure(kind: Callable[[], Collectives], devices: Sequence[str]) -> str:
+    return failure_of(kind(), devices)
 
 
 def sums_over_ranks(config: TowerConfig) -> dict[str, Any]:

@@ -125,8 +125,8 @@ class Transport(Abortable, Protocol):
         """Describe the ranks that have ended; empty if none is known."""
         ...
 
-    def cause_of(self, error: tf.errors.OpError) -> Exception:
-        """Return the error that one of a collective stands for, or itself."""
+    def cause_of(self, error: Any) -> Exception:
+        """Return what a TensorFlow error in a collective stands for, or it."""
         ...
 
 
@@ -189,7 +189,7 @@ class SingleProcess:
     def ended_ranks(self) -> str:
         return ""
 
-    def cause_of(self, error: tf.errors.OpError) -> Exception:
+    def cause_of(self, error: Any) -> Exception:
         return error
 
 

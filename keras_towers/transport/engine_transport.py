@@ -323,7 +323,7 @@ class EngineTransport(Extensible, Transport):
         has_ended = all(state == TaskState.ENDED for state in gone.values())
         return describe_each(gone) if has_ended else ""
 
-    def cause_of(self, error: tf.errors.OpError) -> Exception:
+    def cause_of(self, error: Any) -> Exception:
         return error
 
     def sum_on(self, gpu: str | None) -> None:

@@ -42,7 +42,7 @@ def test_the_rest_works_without_an_engine(engine, tmp_path):
     package = tmp_path / "keras_towers"
     shutil.copytree(ROOT / "keras_towers", package)
     shutil.rmtree(package / "engines" / engine)
-    table = package / "known_engines.py"
+    table = package / "jobs" / "known_engines.py"
     names = [name.upper() for name in ENGINES]
     kept = [name for name in names if name != engine.upper()]
     whole = table.read_text()

@@ -2,6 +2,7 @@
 
 A static batch size is a number like any other. So none may say that an axis has
 examples: towers divide and exchange what they do for another batch.
+``tests/partition/layout/test_layout_choice.py`` has single operations.
 """
 
 import random
@@ -10,7 +11,6 @@ import re
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers.fit.weights import shards
@@ -20,38 +20,6 @@ from tests.kit.sampling import SEED, sample_of
 pytestmark = pytest.mark.alternate
 
 L, ops = keras.layers, keras.ops
-
-
-class Sampled(L.Layer):
-    """As of a variational autoencoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def call(self, x):
-        return x + keras.random.normal(ops.shape(x), seed=self.seeds)
-
-
-class Adversarial(keras.Model):
-    """A discriminator that is trained with a generator, from noise only."""
-
-    def __init__(self, units):
-        super().__init__()
-        hidden = [keras.Input((units,)), L.Dense(4 * units, "relu")]
-        self.made = keras.Sequential([*hidden, L.Dense(units)])
-        self.judged = keras.Sequential([*hidden, L.Dense(1)])
-        self.seeds, self.units = keras.random.SeedGenerator(1), units
-
-    def call(self, x):
-        return self.judged(x) + 0 * ops.sum(self.made(x), -1, keepdims=True)
-
-    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):
-        number = tf.shape(x)[0]
-        noise = keras.random.normal([number, self.units], seed=self.seeds)
-        both = tf.concat([self.made(noise), x], 0)
-        labels = tf.concat([tf.ones([number, 1]), tf.zeros([number, 1])], 0)
-        return ops.mean((labels - self.judged(both)) ** 2)
 
 
 def _attention(units, length):
@@ -79,24 +47,8 @@ def _stack(*layers):
 
 # Of the number of units and of the length of a text.
 MODELS = {
-    "dense": lambda units, length: keras.Sequential(
-        [keras.Input((units,)), L.Dense(units, "relu"), L.Dropout(0.2, seed=1)]
-    ),
     "gru": _stack(
         lambda units: L.GRU(units, dropout=0.1, recurrent_dropout=0.1, seed=1)
-    ),
-    "stacked cells": _stack(
-        lambda units: L.RNN([L.LSTMCell(units), L.GRUCell(units)])
-    ),
-    "autoencoder": lambda units, length: keras.Sequential(
-        [
-            keras.Input((length, units)),
-            L.LSTM(units),
-            Sampled(),
-            L.RepeatVector(length),
-            L.LSTM(units, return_sequences=True),
-            L.GlobalAveragePooling1D(),
-        ]
     ),
     "attention": _attention,
     "masked": _masked,
@@ -107,7 +59,6 @@ MODELS = {
         lambda units: L.Flatten(),
         L.Dense,
     ),
-    "adversarial": lambda units, length: Adversarial(units),
 }
 
 
@@ -116,10 +67,8 @@ def _trained(name, examples, units, length, **options):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     model = MODELS[name](units, length)
-    drawn, shape = np.random.default_rng(0), (length, units)
-    if name in ("dense", "adversarial"):
-        shape = (units,)
-    x = drawn.normal(size=(examples, *shape)).astype("float32")
+    drawn = np.random.default_rng(0)
+    x = drawn.normal(size=(examples, length, units)).astype("float32")
     if name == "masked":
         x[::2, length // 2 :] = 0
     y = drawn.normal(size=(examples, units)).astype("float32")

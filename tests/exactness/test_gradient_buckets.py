@@ -42,10 +42,3 @@ def few_bytes(monkeypatch):
 @pytest.mark.parametrize("name, way", [*_FIRST, *sample_of(_REST, 40)])
 def test_case(name, way, small_shards):
     assert_contract(name, WAYS[way](2), xla=way in _XLA)
-
-
-def test_gradients_are_exchanged_level_by_level():
-    strategy = kt.TowerStrategy(2, updates="sharded")
-    assert_contract("uneven", strategy, xla=False)
-    rounds = strategy.describe().partition(" in ")[2]
-    assert "rounds" in rounds

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import keras_towers as kt
-from keras_towers.inspection.conformance import case_models as m
 from keras_towers.inspection.conformance.outcomes import Originals
 from keras_towers.transport.devices import canonical
 from tests.gpu.towers import some_on_cpus, strategy, towers
@@ -47,18 +46,6 @@ def test_every_tower_has_a_replica(updates):
             if slot is not model.optimizer.learning_rate:
                 held = getattr(slot._value, "values", [slot._value])
                 assert places(held) == of, slot.path
-
-
-def test_shared_weights_are_spread_with_their_slots():
-    model = m.mlp(keras.layers.Dense(9), keras.layers.Dense(9))
-    model.compile("adam", m.cross_entropy())
-    with strategy(kt.ParameterServerTowerStrategy, ps_device="towers"):
-        fit(model)
-        adam, weights = model.optimizer, model.trainable_variables
-        held = places(weight._value for weight in weights)
-        assert set(held) == set(everywhere())
-        for slots in (adam._momentums, adam._velocities):
-            assert places(slot._value for slot in slots) == held
 
 
 def test_the_model_stays_on_its_gpu():

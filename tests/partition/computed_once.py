@@ -24,7 +24,6 @@ ONCE = {
     ),
     "counted_by_numpy": "PyFunc",
     "counted_words_of_texts": "Unique",
-    "distance_of_sorted_batches": "2 TopKV2",
     "pairs_in_a_table": "LookupTableFindV2, Mul, Sub",
     "parts_of_a_tensorflow_variable": "StridedSlice",
     "learned_by_an_inner_step": "6 StridedSlice",

@@ -5,6 +5,7 @@ for each function that a test gives to ``as_listed``. If you change a rule, run
 ``python -m tests.partition``, which writes it: the diff shows your change.
 """
 
+import inspect
 import pathlib
 
 import pytest
@@ -68,7 +69,8 @@ def as_listed(title, table, exchanges=False, **options):
 
     Args:
         title: of the part of the list.
-        table: functions and their inputs, by what they are.
+        table: functions with their inputs, by what they are; or functions
+            alone, whose parameter ``x`` is the input ``X`` of their module.
         exchanges: whether the list says how many exchanges there are; those of
             the results are among them.
         **options: of ``check_on_towers``.
@@ -80,13 +82,13 @@ def as_listed(title, table, exchanges=False, **options):
         return f"{name}: {described(program)}{more}"
 
     def line_of(name):
-        return line(name, laid_out(*table[name]))
+        return line(name, laid_out(*_with_inputs(table[name])))
 
     section = Section(title, table, line_of)
 
     @pytest.mark.parametrize("name", table)
     def test(name):
-        function, *given = table[name]
+        function, *given = _with_inputs(table[name])
         known = {g.examples for g in given} - {None}
         towers = [(count - 1, 0, 1) for count in known] or FEW
         checked = {"towers": towers, **options}
@@ -94,6 +96,13 @@ def as_listed(title, table, exchanges=False, **options):
         assert line(name, program) == section.listed[[*table].index(name)]
 
     return test
+
+
+def _with_inputs(entry):
+    if isinstance(entry, tuple):
+        return entry
+    names = inspect.signature(entry).parameters
+    return entry, *[entry.__globals__[name.upper()] for name in names]
 
 
 def described(program):

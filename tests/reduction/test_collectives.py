@@ -12,11 +12,7 @@ import tensorflow as tf
 
 from keras_towers.foundation.errors import TowerError
 from keras_towers.reduction import collective_ops
-from keras_towers.reduction.collective_ops import (
-    CollectiveOps,
-    NcclAllReduce,
-    nccl_available,
-)
+from keras_towers.reduction.collective_ops import CollectiveOps, nccl_available
 from keras_towers.reduction.collectives import Hierarchical, OnDevice, OnTowers
 from keras_towers.reduction.packing import GradientPacker, Packed
 from keras_towers.transport.messages import Rows
@@ -114,22 +110,24 @@ def test_rows_are_scattered_and_gathered_and_wholes_broadcast(name, packed):
     assert used == (wanted if name == "collective" else set())
 
 
-def test_rows_over_nccl_are_one_operation_on_each_gpu(monkeypatch):
+def test_an_exchange_over_nccl_is_one_operation_on_each_gpu(monkeypatch):
     monkeypatch.setattr(collective_ops, "nccl_available", lambda _: (True, ""))
     rows = [Rows(1, [2, 3, 2]), Rows(0, [1, 1, 1])]
     row = [tf.ones([4, 7]), tf.ones([3, 2])]
 
     def step(wholes, devices):
         made = CollectiveOps()
+        sums = made.all_reduce(wholes, devices)
         own = made.reduce_scatter(wholes, devices, rows)
-        return made.all_gather(own, devices, rows)
+        return sums, made.all_gather(own, devices, rows)
 
     found = {}
     for op in ops_of(step, [row] * 3, GPUS):
         if op.type.startswith("Collective"):
             assert op.get_attr("communication_hint") == b"nccl"
             found.setdefault(op.type, []).append(op)
-    assert set(found) == {"CollectiveReduceScatterV2", "CollectiveGatherV2"}
+    kinds = ("ReduceV2", "ReduceScatterV2", "GatherV2")
+    assert set(found) == {f"Collective{kind}" for kind in kinds}
     for ops in found.values():
         of_one, of_other = ops[:3], ops[3:]
         assert places(of_one) == places(of_other) == [0, 1, 2]
@@ -249,51 +247,25 @@ def test_main_devices_rotate_and_groups_do_not_mix():
         assert sources == [set(inside)] * 2
 
 
-def test_nccl_has_an_op_for_each_tower_and_none_can_be_pruned():
-    row = [tf.ones([2]), tf.ones([])]
-    found = {}
-    for op in ops_of(NcclAllReduce().all_reduce, [row] * 3, GPUS):
-        if op.type == "NcclAllReduce":
-            assert op.get_attr("num_devices") == 3
-            assert op.get_attr("reduction") == b"sum"
-            found.setdefault(op.get_attr("shared_name"), []).append(op)
-    assert len(found) == 2
-    for group in found.values():
-        assert places(group) == [0, 1, 2]
-        readers = [c for op in group for c in op.outputs[0].consumers()]
-        assert len(readers) == 3
-        for op in readers:
-            assert {op.inputs[0].op, *op.control_inputs} == {*group}
-
-
 # What each operation is given for a dtype; None: its gradients are added.
 SENT_AS = {
-    "bfloat16": ("bfloat16", "float32", "float32"),
-    "complex64": ("float32", "float32", "float32"),
-    "complex128": ("float64", "float64", "float64"),
-    "float16": ("float16", "float16", "float16"),
-    "float64": ("float64", "float64", "float64"),
-    "int32": ("int32", None, "int32"),
-    "uint8": ("int32", None, "int32"),
-    "uint32": ("int64", "int64", "int64"),
+    "bfloat16": ("bfloat16", "float32"),
+    "complex64": ("float32", "float32"),
+    "complex128": ("float64", "float64"),
+    "float16": ("float16", "float16"),
+    "float64": ("float64", "float64"),
+    "int32": ("int32", None),
+    "uint8": ("int32", None),
+    "uint32": ("int64", "int64"),
 }
 
 
-@pytest.mark.parametrize(
-    ("reduce", "devices", "column"),
-    [
-        (CollectiveOps().all_reduce, cpus(3), 0),
-        (CollectiveOps().all_reduce, GPUS, 1),
-        (NcclAllReduce().all_reduce, GPUS, 2),
-    ],
-)
-def test_what_operations_do_not_know_is_sent_wider_or_added(
-    reduce, devices, column
-):
+@pytest.mark.parametrize(("devices", "column"), [(cpus(3), 0), (GPUS, 1)])
+def test_what_operations_do_not_know_is_sent_wider_or_added(devices, column):
     def sent_and_added(row):
-        ops = ops_of(reduce, [row] * 3, devices)
-        kinds = ("NcclAllReduce", "CollectiveReduceV2")
-        sent = {op.inputs[0].dtype.name for op in ops if op.type in kinds}
+        ops = ops_of(CollectiveOps().all_reduce, [row] * 3, devices)
+        kind = "CollectiveReduceV2"
+        sent = {op.inputs[0].dtype.name for op in ops if op.type == kind}
         return sent, sum(op.type == "AddN" for op in ops)
 
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
@@ -304,11 +276,6 @@ def test_what_operations_do_not_know_is_sent_wider_or_added(
         name = names[column]
         wanted = ({name}, 0) if name else (set(), 1)
         assert sent_and_added([tf.ones([2], dtype)]) == wanted, dtype
-
-
-def test_in_eager_code_everything_is_added():
-    grads = make_gradients(3)
-    assert_sums(NcclAllReduce().all_reduce(grads, cpus(3)), grads)
 
 
 @pytest.mark.parametrize(

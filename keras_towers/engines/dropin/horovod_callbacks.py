@@ -224,7 +224,9 @@ def sync_callbacks(arguments: dict[str, Any]) -> Iterator[None]:
     ]
     # Each rank validates separately, and maybe only some ranks do.
     moved = {"on_test.*": "on_epoch_end"}
-    last = SyncedCallbacks(transport, odd, _trained_state, moved=moved)
+    last = SyncedCallbacks(
+        transport, odd, _trained_state, moved=moved, leave_together=False
+    )
     arguments["callbacks"] = with_added(arguments.get("callbacks"), last)
     if not any(broadcasts for _, broadcasts in gathered):
         added = with_added(arguments["callbacks"], _SameStart())

@@ -1,12 +1,13 @@
 """The recipe that compiles an unpatched Horovod for a recent TensorFlow.
 
-TensorFlow has moved headers that Horovod includes; forwarding headers and
-include paths let the compiler find them.
+TensorFlow has moved headers that Horovod includes. ``headers/`` has forwarding
+headers in their old places, and names that TensorFlow has dropped.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,52 +27,7 @@ print(json.dumps(features))
 """
 # Instruction sets that Horovod compiles for if the CPU has them.
 _CPU_FLAGS = ("f16c", "avx", "fma")
-# Headers that TensorFlow has moved, or does not have but includes, by path.
-_HEADERS = {
-    # Horovod's GPU code uses a name that this header has dropped.
-    "tensorflow/compiler/xla/client/xla_builder.h": """\
-#include "absl/status/statusor.h"
-#if __has_include("xla/hlo/builder/xla_builder.h")
-#include "xla/hlo/builder/xla_builder.h"
-#else
-#include "xla/client/xla_builder.h"
-#endif
-#if HAVE_GPU
-namespace xla {
-using absl::StatusOr;
-}
-#endif
-""",
-    # TensorFlow 2.19 declares with these what Horovod does not use.
-    "llvm/ADT/ArrayRef.h": """\
-#pragma once
-#include "absl/types/span.h"
-namespace llvm {
-template <typename T> using ArrayRef = absl::Span<const T>;
-}
-""",
-    "llvm/ADT/SmallVector.h": """\
-#pragma once
-#include <vector>
-namespace llvm {
-template <typename T> using SmallVector = std::vector<T>;
-}
-""",
-}
-# Included first in all files: a function that TensorFlow has removed.
-_STREAM = """\
-#if HAVE_CUDA && __has_include("xla/stream_executor/stream.h")
-#include <cuda_runtime.h>
-#include "xla/stream_executor/stream.h"
-namespace stream_executor {
-namespace gpu {
-inline cudaStream_t AsGpuStreamValue(Stream* stream) {
-  return static_cast<cudaStream_t>(stream->platform_specific_handle().stream);
-}
-}
-}
-#endif
-"""
+_HEADERS = Path(__file__).with_name("headers")
 # Folders in TensorFlow's wheel with headers that its public headers include.
 _EXTRA_INCLUDES = ("external/highwayhash", "external/farmhash_archive/src")
 
@@ -147,7 +103,9 @@ class Horovod(Recipe):
         if flags := self.processor():
             # The same flags as in the cache key, whatever the compiler.
             variables.setdefault("HOROVOD_BUILD_ARCH_FLAGS", flags)
-        includes = _includes(folder / "include")
+        headers = recipe.tensorflow_folder() / "include"
+        extra = [str(headers / name) for name in _EXTRA_INCLUDES]
+        includes = [str(_HEADERS / "moved"), *extra]
         put_first(variables, "CPLUS_INCLUDE_PATH", includes)
         if self.with_nccl:
             self._add_nccl(variables, folder, tools)
@@ -157,9 +115,9 @@ class Horovod(Recipe):
         self, variables: dict[str, str], folder: Path, tools: Path
     ) -> None:
         variables["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-        stream = folder / "stream.h"
-        stream.write_text(_STREAM)
         flags = variables.get("CXXFLAGS", "")
+        # The path of this package may have spaces.
+        stream = shutil.copy(_HEADERS / "stream.h", folder)
         variables["CXXFLAGS"] = f"{flags} -include {stream}".strip()
         nvcc = toolchain.find_nvcc(self.prefix)
         cuda = toolchain.cuda_home(nvcc, tools)
@@ -191,13 +149,3 @@ class Horovod(Recipe):
             return json.loads(path.read_text()).get("tensorflow")
         except (OSError, ValueError):
             return None
-
-
-def _includes(folder: Path) -> list[str]:
-    """Include folders for headers that this TensorFlow has moved or lacks."""
-    for path, text in _HEADERS.items():
-        header = folder / path
-        header.parent.mkdir(parents=True, exist_ok=True)
-        header.write_text(text)
-    headers = recipe.tensorflow_folder() / "include"
-    return [str(folder), *(str(headers / name) for name in _EXTRA_INCLUDES)]

@@ -258,7 +258,7 @@ class HorovodTransport(EngineTransport):
             args, kwargs = _arguments
             _init(self.engine, *args, **kwargs)
 
-    def cause_of(self, error: tf.errors.OpError) -> Exception:
+    def cause_of(self, error: Any) -> Exception:
         # Horovod converts TensorFlow's errors in its operations, which only
         # allocate memory, to this one.
         is_lost = isinstance(error, tf.errors.UnknownError)

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import tensorflow as tf
 
@@ -168,7 +168,7 @@ class CollectiveTransport(EngineTransport):
     def ended_ranks(self) -> str:
         return super().ended_ranks() or tensorflow_task.unreachable(self.task)
 
-    def cause_of(self, error: tf.errors.OpError) -> Exception:
+    def cause_of(self, error: Any) -> Exception:
         # All collectives of a process end with the first one that fails, there
         # or on a rank whose data they wait for.
         _, *causes = str(error.message).split(_ABORTED)

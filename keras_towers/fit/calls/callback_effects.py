@@ -108,7 +108,10 @@ def callbacks_adapted(
             synced_last = SyncedCallbacks(
                 config.transport,
                 of_this_rank,
-                lambda model: [*_state_of(model), *call.outer_variables],
+                lambda model: [
+                    *state_lib.collect(model).everything(),
+                    *call.outer_variables,
+                ],
                 adoption,
                 moved=_AFTER_PREDICT if is_own else {},
                 data=(arguments.get("x"), arguments.get("validation_data")),
@@ -167,7 +170,9 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
     step of the other ranks would wait for it. The ranks agree at an event
     only if a callback on one of them acts there. ``moved`` maps patterns of
     events that ranks reach independently to the event at which they agree
-    instead. Generators and ``PyDataset``s in ``data`` act, too.
+    instead. Generators and ``PyDataset``s in ``data`` act, too. With
+    ``leave_together``, a request to stop that ranks have not shared, such as
+    one of another thread, waits until they do.
     """
 
     def __init__(
@@ -178,6 +183,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         adoption: Adoption | None = None,
         moved: Mapping[str, str] = types.MappingProxyType({}),
         data: Sequence[object] = (),
+        leave_together: bool = True,
     ):
         super().__init__()
         self._transport = transport
@@ -203,8 +209,11 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         if any(isinstance(each, _PYTHON_DATA) for each in data):
             acting.append(_DATA)
         ranks = rank_checks.gather(transport, acting, "begins to run callbacks")
-        # Another thread may stop training at any time.
-        self._events: set[str] = {"on_epoch_end", *itertools.chain(*ranks)}
+        self._events: set[str] = {*itertools.chain(*ranks)}
+        self._leave_together = leave_together
+        if leave_together:
+            # Another thread may stop training at any time.
+            self._events.add("on_epoch_end")
         # Requests to stop: those that ranks share, and those that wait for it.
         self._agreed: set[str] = set()
         self._waiting: set[str] = set()
@@ -285,7 +294,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             activity.mark_over()
             return
         for name in set(_STOPS) - self._agreed:
-            if getattr(self.model, name, False):
+            if self._leave_together and getattr(self.model, name, False):
                 # This rank alone would leave the loop.
                 setattr(self.model, name, False)
                 self._waiting.add(name)
@@ -336,7 +345,8 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         )
         self._agreed.update(*stops)
         for name in itertools.chain(*stops):
-            setattr(model, name, True)
+            # A callback may know its own request by its value.
+            setattr(model, name, getattr(model, name, False) or True)
         # A callback of rank 0 may have restored the epoch to continue with.
         model._initial_epoch = epochs[0]
         is_same = len({*all_do}) == 1
@@ -435,11 +445,6 @@ def _acts(
         function not in harmless and not hasattr(function, NEVER_STOPS)
         for function in functions
     )
-
-
-def _state_of(model: keras.Model) -> list[keras.Variable]:
-    """Return all variables of a model that callbacks may write."""
-    return state_lib.collect(model).everything()
 
 
 def _value(variable: keras.Variable) -> _Value:

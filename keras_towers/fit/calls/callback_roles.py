@@ -220,13 +220,8 @@ def observed(
     callbacks = arguments["callbacks"]
     others = [c for c in listed(callbacks) if c is not observer]
     ordered = [observer.first, *others, observer]
-    with contextlib.ExitStack() as stack:
-        if isinstance(callbacks, compat.CallbackList):
-            stack.callback(setattr, callbacks, "callbacks", callbacks.callbacks)
-            callbacks.callbacks = ordered
-        else:
-            arguments["callbacks"] = ordered
-        stack.enter_context(observer.around(keras_call.model, config))
+    arguments["callbacks"] = in_form_of(callbacks, ordered)
+    with observer.around(keras_call.model, config):
         yield
 
 

@@ -89,18 +89,13 @@ class TowerRunner(Runner):
         """
         if tower_call.around() is not None:
             return contextlib.nullcontext()
-        joint = self._config.transport.size > 1
-        if joint:
+        if self._config.transport.size > 1:
             separate_training.refuse_child()
-        if (
-            joint
-            and model_use.reads_data()
-            and failed_calls.calls.are_elsewhere
-        ):
-            raise TowerError(
-                f"{kind} is called in a thread that reads data, but the call "
-                "that needed them has ended."
-            )
+            if model_use.reads_data() and failed_calls.calls.are_elsewhere:
+                raise TowerError(
+                    f"{kind} is called in a thread that reads data, but the "
+                    "call that needed them has ended."
+                )
         return failing_together(self._config, kind)
 
     @property
@@ -297,7 +292,6 @@ class TowerRunner(Runner):
         config = self._config
         has_peers = config.job.size > 1 and not call.is_alone
         outer = tower_call.current()
-        nested = outer is not None
         with contextlib.ExitStack() as stack:
             if call.kind == "fit" and (call.start or has_peers):
                 call.shuffle_order = ShuffleOrder(config.job, call.start)
@@ -308,7 +302,7 @@ class TowerRunner(Runner):
             if has_peers:
                 stack.enter_context(
                     callback_effects.callbacks_adapted(
-                        config, self.adoption, call, nested
+                        config, self.adoption, call, outer is not None
                     )
                 )
             stack.enter_context(

@@ -14,11 +14,9 @@ from collections.abc import Iterator
 from keras_towers.fit.context.patches import while_used
 
 
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
+def without_collection() -> contextlib.AbstractContextManager[None]:
     """Pause the collector in this block, unless it is off anyway."""
-    with while_used("the collector", _paused):
-        yield
+    return while_used("the collector", _paused)
 
 
 @contextlib.contextmanager

@@ -263,19 +263,9 @@ class TowerBatch(NamedTuple):
         return self._replace(pieces=tuple(pieces))
 
 
-def of_any_size(
-    spec: tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec,
-) -> tf.TypeSpec:
-    """Return the spec of a tensor with any number of rows."""
-    shape = [None, *spec.shape[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        of_rows: Any = spec
-        return tf.RaggedTensorSpec(
-            shape, spec.dtype, of_rows.ragged_rank, of_rows.row_splits_dtype
-        )
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensorSpec(shape, spec.dtype)
-    return tf.TensorSpec(shape, spec.dtype)
+def of_any_size(spec: Any) -> tf.TypeSpec:
+    """Return the spec of a tensor of any kind with any number of rows."""
+    return spec._unbatch()._batch(None)
 
 
 def _starts(size: Any, number: int) -> list[Count]:

@@ -93,7 +93,7 @@ class Fingerprint:
 
 def compare_data(
     peers: Peers, kind: str, adapter: Any, data: tf.data.Dataset, is_same: bool
-) -> tuple[list[int | None], list[Any] | None]:
+) -> tuple[list[int | None], list[tf.TensorShape] | None]:
     """Compare the ranks' data.
 
     Args:
@@ -145,16 +145,12 @@ def _static_shape(spec: Any) -> list[int | None] | None:
     return spec.shape.as_list() if is_known else None
 
 
-def _common_shape(
-    ranks: Sequence[list[int | None] | None],
-) -> list[int | None] | None:
+def _common_shape(ranks: Sequence[Any]) -> tf.TensorShape:
     """Return the static shape that a tensor has on all ranks."""
-    if len({None if shape is None else len(shape) for shape in ranks}) > 1:
-        return None
-    return ranks[0] and [
-        sizes[0] if len({*sizes}) == 1 else None
-        for sizes in zip(*filter(None, ranks), strict=True)
-    ]
+    first, *others = map(tf.TensorShape, ranks)
+    for other in others:
+        first = first.most_specific_compatible_shape(other)
+    return first
 
 
 def fingerprint_rows(adapter: Any) -> Fingerprint | None:

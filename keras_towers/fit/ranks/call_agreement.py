@@ -8,7 +8,6 @@ compared values.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -167,13 +166,14 @@ def _begin(
     return _begin(config, kind, meet)
 
 
-def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
-    """Return the error for a call that only some ranks make.
+def naming_ended_ranks(
+    config: TowerConfig, kind: str
+) -> contextlib.AbstractContextManager[None]:
+    """In this block, refuse a call that needs ranks that have ended.
 
     Args:
         config: the towers.
         kind: the method of Keras.
-        ended: describes the ranks that do not call it.
     """
     advice = ""
     if kind not in TRAINING:
@@ -181,15 +181,11 @@ def not_called(config: TowerConfig, kind: str, ended: str) -> TowerError:
             ". If only one rank needs it, call it in a callback of fit, or "
             f"after the `with` block of {config.name}"
         )
-    return TowerError(
-        f"{ended}, and does not call {kind}, but rank {config.job.rank} "
-        f"does. Every rank must call {kind}{advice}."
-    )
 
+    def refuse(ended: str) -> TowerError:
+        return TowerError(
+            f"{ended}, and does not call {kind}, but rank {config.job.rank} "
+            f"does. Every rank must call {kind}{advice}."
+        )
 
-def naming_ended_ranks(
-    config: TowerConfig, kind: str
-) -> contextlib.AbstractContextManager[None]:
-    """In this block, refuse a call that needs ranks that have ended."""
-    refuse = functools.partial(not_called, config, kind)
     return refusing_ended(config.transport, refuse)

@@ -171,13 +171,15 @@ class GlobalStep:
                 again=again,
             )
 
-    def _placement_for(self, settings: StepSettings) -> compat.Placement | None:
+    def _placement_for(
+        self, settings: StepSettings
+    ) -> compat.TracePlacement | None:
         """Return where variables are for a step; None: as on one device."""
         variables = self.update.variables
         # A rank that uses what ranks divide alone has the whole for a call.
         has_wholes = settings.places.ranks.shards.size < variables.access.size
         if has_wholes or self.config.options.batch_norm == "tower":
-            return compat.Placement()
+            return compat.TracePlacement()
         return variables.placement
 
     def _planned(

@@ -17,10 +17,9 @@ from keras_towers.fit.step.reports.step_reports import (
     log_not_compiled,
 )
 from keras_towers.foundation.object_types import Step, Structure, Variable
-from keras_towers.partition import partition_graph
+from keras_towers.partition import LayoutOptions, partition_graph
 from keras_towers.partition.ir.layouts import REPLICATED
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.layout.conversions import LayoutOptions
 from keras_towers.partition.timeline.gathers import place_earliest
 
 _COMPILED = LayoutOptions(xla=True)

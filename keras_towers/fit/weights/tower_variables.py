@@ -204,14 +204,14 @@ class TowerVariables:
         self.has_parts: bool = config.job.size == 1
         self.access: JointAccess = JointAccess(config.shards)
         self._homes: IdentityDict[keras.Variable, Home] = IdentityDict()
-        self._placement: compat.Placement | None = None
+        self._placement: compat.TracePlacement | None = None
         self._has_moved = False
 
     @property
-    def placement(self) -> compat.Placement | None:
+    def placement(self) -> compat.TracePlacement | None:
         """Where variables are; None: none has ever moved."""
         if self._has_moved and self._placement is None:
-            self._placement = compat.Placement()
+            self._placement = compat.TracePlacement()
         return self._placement
 
     def _note_move(self) -> None:

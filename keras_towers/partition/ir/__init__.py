@@ -22,12 +22,12 @@ an operation. Each module imports only those before it.
   The registry of operations: one row of facts for each type.
 ``effects``
   The side effects of operations, such as writes, prints and draws.
+``called_functions``
+  The functions that operations call: a program's own, or traced ones by name.
 ``estimated_work``
   Estimates the work of an operation from the sizes of its tensors.
 ``list_memory``
   Which lists of a loop have the same tensors in memory.
 ``tensor_sizes``
   The sizes of a program's tensors, for an assumed batch.
-``called_functions``
-  The functions that operations call: a program's own, or traced ones by name.
 """

@@ -365,6 +365,30 @@ class Builder:
         known = [*shape[:axis], None, *shape[axis + 1 :]]
         return self.op("Slice", [tensor, begin, size], known)
 
+    def pad_axis(
+        self,
+        tensor: Tensor,
+        axis: int,
+        before: Tensor | int,
+        after: Tensor | int,
+        shape: Sequence[Dimension | None] | tf.TensorShape,
+    ) -> Tensor:
+        """Add rows of zeros before and after those of a tensor.
+
+        Args:
+            tensor: the tensor.
+            axis: the axis of the rows.
+            before: the number of rows before them.
+            after: the number of rows after them.
+            shape: the shape of the result, as far as it is known.
+        """
+        rank = len(shape)
+        ends = [self.size_at_axis(axis, rank, end) for end in (before, after)]
+        widths = self.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
+        # OneDNN would fuse "Pad" with a convolution, without padding.
+        zero = self.constant(0, tensor.dtype)
+        return self.op("PadV2", [tensor, widths, zero], shape)
+
     def only_if(self, condition: Tensor, tensor: Tensor) -> Tensor:
         """Return a tensor where a condition holds, and zeros elsewhere."""
         zeros = self.op("ZerosLike", [tensor], tensor.shape)

@@ -6,20 +6,15 @@ needs to know one form of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_towers.foundation import compat
 from keras_towers.partition.ir.axes import ONCE
-from keras_towers.partition.ir.builder import UNKNOWN_SHAPE
 from keras_towers.partition.ir.effects import called_names
 from keras_towers.partition.ir.program import Function, Operation, Tensor
-
-if TYPE_CHECKING:
-    from tensorflow.core.framework.function_pb2 import FunctionDef
-    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
 class CalledFunctions:
@@ -30,14 +25,11 @@ class CalledFunctions:
     """
 
     def __init__(self, graphs: Sequence[tf.Graph] = ()):
-        self._graphs = graphs
+        self._graphs = [*graphs]
         self._read: dict[str, Function | None] = {}
 
     def of(self, operation: Operation) -> list[Function | None]:
-        """Return the functions that an operation calls; None: an unknown one.
-
-        Traced ones have only shapes of unknown rank.
-        """
+        """Return the functions that an operation calls; None: unknown."""
         attributes = {
             key: value
             for key, value in operation.attributes.items()
@@ -51,46 +43,40 @@ class CalledFunctions:
 
     def _named(self, name: str) -> Function | None:
         if name not in self._read:
-            definition = compat.definition_of_function(self._graphs, name)
-            self._read[name] = definition and self._function(definition)
+            found = (compat.graph_of_function(g, name) for g in self._graphs)
+            graph = next((graph for graph in found if graph is not None), None)
+            self._read[name] = None
+            if graph is not None:
+                # It may call functions of its own.
+                self._graphs.append(graph)
+                self._read[name] = _function_of(graph)
         return self._read[name]
 
-    def _function(self, definition: FunctionDef) -> Function:
-        inputs = [_tensor(arg.type) for arg in definition.signature.input_arg]
-        names = [arg.name for arg in definition.signature.input_arg]
-        tensors = dict(zip(names, inputs, strict=True))
-        operations: list[Operation] = []
-        # In the bodies of some loops nodes are in another order.
-        inputs_of: list[list[Tensor]] = [[] for _ in definition.node_def]
-        for node, own in zip(definition.node_def, inputs_of, strict=True):
-            operation = Operation(node.op, own, node.attr, [], ONCE)
-            for name, dtype in self._outputs_of(node):
-                index = len(operation.outputs)
-                tensors[name] = _tensor(dtype, operation, index)
-                operation.outputs.append(tensors[name])
-            operations.append(operation)
-        for node, own in zip(definition.node_def, inputs_of, strict=True):
-            own += [tensors[name] for name in node.input if name[0] != "^"]
-        outputs = [
-            tensors[definition.ret[arg.name]]
-            for arg in definition.signature.output_arg
-        ]
-        return Function(inputs, outputs, operations)
 
-    def _outputs_of(self, node: NodeDef) -> Iterator[tuple[str, int]]:
-        """Yield the name and the number of the dtype of each output."""
-        signature = compat.op_definition(node.op)
-        if signature is None:
-            called = compat.definition_of_function(self._graphs, node.op)
-            signature = called and called.signature
-        for arg in signature.output_arg if signature else ():
-            dtypes = [arg.type or node.attr[arg.type_attr].type]
-            if arg.type_list_attr:
-                dtypes = node.attr[arg.type_list_attr].list.type
-            elif arg.number_attr:
-                dtypes *= node.attr[arg.number_attr].i
-            for number, dtype in enumerate(dtypes):
-                yield f"{node.name}:{arg.name}:{number}", dtype
+def _function_of(graph: Any) -> Function:
+    """Return the function of a program that is like a traced one."""
+    tensors = {t.name: Tensor(t.dtype, t.shape) for t in graph.inputs}
+    inputs = list(tensors.values())
+    traced = [
+        operation
+        for operation in graph.get_operations()
+        if all(tensor.name not in tensors for tensor in operation.outputs)
+    ]
+    # In the bodies of some loops operations are in another order.
+    inputs_of: list[list[Tensor]] = [[] for _ in traced]
+    operations: list[Operation] = []
+    for operation, used in zip(traced, inputs_of, strict=True):
+        attributes = operation.node_def.attr
+        own = Operation(operation.type, used, attributes, [], ONCE)
+        for index, t in enumerate(operation.outputs):
+            made = Tensor(t.dtype, t.shape, operation=own, index=index)
+            tensors[t.name] = made
+            own.outputs.append(made)
+        operations.append(own)
+    for operation, used in zip(traced, inputs_of, strict=True):
+        used += [tensors[tensor.name] for tensor in operation.inputs]
+    outputs = [tensors[tensor.name] for tensor in graph.outputs]
+    return Function(inputs, outputs, operations)
 
 
 def functions_of(operation: Operation) -> list[Function]:
@@ -99,10 +85,3 @@ def functions_of(operation: Operation) -> list[Function]:
     for value in operation.functions.values():
         functions += value if isinstance(value, Sequence) else [value]
     return functions
-
-
-def _tensor(
-    dtype: int, operation: Operation | None = None, index: int = 0
-) -> Tensor:
-    kind = tf.as_dtype(dtype)
-    return Tensor(kind, UNKNOWN_SHAPE, operation=operation, index=index)

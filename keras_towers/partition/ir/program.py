@@ -46,6 +46,12 @@ class Tensor:
     handle: Any = None
     is_fixed: bool = False
 
+    @property
+    def type_of_content(self) -> tuple[tf.DType, tf.TensorShape]:
+        """For the handle of a variable, the dtype and shape of its value."""
+        (spec,) = self.handle.shape_and_type
+        return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)
+
 
 Attributes: TypeAlias = "Mapping[str, Any]"
 """The attributes of an operation, by name."""
@@ -95,26 +101,6 @@ def is_pure(operation: Operation) -> bool:
         or definition is None
         or definition.is_stateful
     )
-
-
-def phase_of(
-    type_: str, inputs: Sequence[Tensor], of_update: bool = False
-) -> Phase:
-    """Return the phase in which an operation runs.
-
-    Args:
-        type_: its type.
-        inputs: its inputs.
-        of_update: as in ``Operation``.
-    """
-    if "towers" not in axes_of(inputs):
-        return Phase.ONCE
-    # Each micro-batch has its own rows of a batch.
-    if of_update and not depends_on_batch(inputs):
-        return Phase.UPDATE
-    if all(tensor.handle is None for tensor in inputs):
-        return Phase.TOWERS
-    return Phase.READ if type_ == "ReadVariableOp" else Phase.UPDATE
 
 
 def unrepeated(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -194,7 +180,14 @@ class Operation:
     @property
     def phase(self) -> Phase:
         """The phase of its level in which it runs."""
-        return phase_of(self.type, self.inputs, self.of_update)
+        if "towers" not in axes_of(self.inputs):
+            return Phase.ONCE
+        # Each micro-batch has its own rows of a batch.
+        if self.of_update and not depends_on_batch(self.inputs):
+            return Phase.UPDATE
+        if all(tensor.handle is None for tensor in self.inputs):
+            return Phase.TOWERS
+        return Phase.READ if self.type == "ReadVariableOp" else Phase.UPDATE
 
     @property
     def at_root(self) -> bool:

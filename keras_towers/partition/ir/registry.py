@@ -39,7 +39,7 @@ class Factors:
 
     Attributes:
         inputs: the labels of the axes of each input; None: the input is
-            replicated.
+            replicated, as are those after the last one that is labeled here.
         outputs: the labels of the axes of each output; None: the output is
             replicated, and has the traced shape.
         linear: groups of inputs. The operation is linear in the inputs of a
@@ -77,7 +77,7 @@ class Factors:
         """
         sizes = self._sizes(inputs)
         labels_of_inputs: list[Labels] = []
-        for value, labels in zip(inputs, self.inputs, strict=True):
+        for value, labels in self._labeled(inputs):
             shape = value.shape or ()
             labels_of_inputs.append(
                 [
@@ -104,9 +104,13 @@ class Factors:
             for labels in self.outputs
         ]
 
+    def _labeled(self, inputs: Values) -> list[tuple[Value, Labels | None]]:
+        more = [None] * (len(inputs) - len(self.inputs))
+        return list(zip(inputs, [*self.inputs, *more], strict=True))
+
     def _sizes(self, inputs: Values) -> dict[Hashable, Dimension]:
         sizes: dict[Hashable, Dimension] = {}
-        for value, labels in zip(inputs, self.inputs, strict=True):
+        for value, labels in self._labeled(inputs):
             for label, size in zip(
                 labels or (), value.shape or (), strict=False
             ):
@@ -154,8 +158,7 @@ def along_axes(
             for axis, size in enumerate(inputs[0].sizes)
         ]
     labels = [None if a in reduced else a for a in labels]
-    options = [None] * (len(inputs) - 1)
-    return Factors([labels, *options], [left] * outputs, linear=linear)
+    return Factors([labels], [left] * outputs, linear=linear)
 
 
 # ---- rows --------------------------------------------------------------------

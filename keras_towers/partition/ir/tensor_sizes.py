@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_towers.partition.ir.called_functions import functions_of
 from keras_towers.partition.ir.effects import LOOPS
 from keras_towers.partition.ir.estimated_work import estimated_work, rounds_of
 from keras_towers.partition.ir.layouts import (
@@ -91,11 +92,7 @@ class TensorSizes:
 
     def work_of(self, operation: Operation) -> float:
         """Estimate how many multiplications an operation takes."""
-        called = [
-            function
-            for found in operation.functions.values()
-            for function in ([found] if isinstance(found, Function) else found)
-        ]
+        called = functions_of(operation)
         if called and operation.source is not None:
             inside = [o for function in called for o in function.operations]
             rounds = rounds_of(operation.source)

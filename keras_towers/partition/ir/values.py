@@ -136,7 +136,6 @@ class Value:
             the whole.
         elements: for a list, the facts that hold for all its elements.
         meaning: for integers, the rows that they refer to, or their limit.
-        variance: for a mean, the variance, if it was computed with it.
     """
 
     layout: Layout
@@ -148,7 +147,6 @@ class Value:
     rows_from: Callable[[Sharded], Tensor] | None = None
     elements: Elements | None = None
     meaning: RowNumbers | BelowLimit | RaggedSplits | None = None
-    variance: Value | None = None
 
     @property
     def rank(self) -> int:

@@ -6,8 +6,6 @@ imports only those before it, and ``rules`` come before ``traced_graph``.
 
 ``units``
   Units: what rows are counted in, and the sizes that follow from them.
-``paired_variances``
-  Pairs of a mean and a variance in a graph, which one exchange computes.
 ``conversions``
   Converts values to the layouts that operations need.
 ``list_conversions``
@@ -28,8 +26,6 @@ imports only those before it, and ``rules`` come before ``traced_graph``.
   Exchanges between columns of a mesh, as operations in a column's graph.
 ``layout_pass``
   Lays out the trace of the one-device step over towers, in one pass.
-``layout_choice``
-  Choice between two layouts of a step by their estimated cost.
 ``traced_graph``
   Reads a traced graph, with the layouts of its inputs, into a program.
 """

@@ -167,65 +167,50 @@ class Converter:
             return gather(local, axis, shape)
         # Every block has rows of all towers.
         shape = shape or ()
-        split = self._split_blocks(local, layout, unit.count, shape)
+        split = self._reshape_blocks(local, layout, unit.count, shape, True)
         rows = layout.rows * unit.size
         sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
         gathered = gather(split, axis + 1, sizes)
-        return self._merge_blocks(gathered, layout, unit.total, shape)
+        return self._reshape_blocks(gathered, layout, unit.total, shape, False)
 
-    def _split_blocks(
+    def _reshape_blocks(
         self,
         tensor: Tensor,
         layout: Sharded,
         units: Tensor,
         shape: Sequence[Dimension],
+        splits: bool,
     ) -> Tensor:
-        """Insert an axis of blocks before the axis of their rows."""
-        axis, rows = layout.axis, self.builder.scaled_size(layout.rows, units)
-        sizes = [*shape[:axis], layout.blocks, rows, *shape[axis + 1 :]]
-        return self._reshape(tensor, sizes, axis, -1)
-
-    def _merge_blocks(
-        self,
-        tensor: Tensor,
-        layout: Sharded,
-        units: Tensor,
-        shape: Sequence[Dimension],
-    ) -> Tensor:
-        axis, rows = (
-            layout.axis,
-            self.builder.scaled_size(layout.rows_per_unit, units),
-        )
-        sizes = [*shape[:axis], rows, *shape[axis + 1 :]]
-        return self._reshape(tensor, sizes, axis, 1)
-
-    def _reshape(
-        self,
-        tensor: Tensor,
-        sizes: Sequence[Tensor | Dimension],
-        axis: int,
-        shift: int,
-    ) -> Tensor:
-        """Reshape a tensor.
+        """Insert an axis of blocks before the axis of their rows, or drop it.
 
         Args:
             tensor: the tensor.
-            sizes: the new shape: tensors, or sizes in symbols. Unknown ones are
-                copied from the tensor.
-            axis: the first axis that differs.
-            shift: the offset to the old index of later axes.
+            layout: the layout of the rows.
+            units: the number of units in the tensor.
+            shape: the shape without the axis of blocks, in symbols. Sizes that
+                it does not know are copied from the tensor.
+            splits: whether to insert the axis.
         """
-        before = self.builder.shape_vector(tensor)
+        axis, builder = layout.axis, self.builder
+        rows = layout.rows if splits else layout.rows_per_unit
+        changed: list[Tensor | Dimension] = [builder.scaled_size(rows, units)]
+        # The offset to the index before of later axes.
+        shift = 1
+        if splits:
+            changed.insert(0, layout.blocks)
+            shift = -1
+        sizes = [*shape[:axis], *changed, *shape[axis + 1 :]]
+        before = builder.shape_vector(tensor)
         target = [
             size
             if isinstance(size, (int, Tensor))
-            else self.builder.vector_entry(
+            else builder.vector_entry(
                 before, index if index < axis else index + shift
             )
             for index, size in enumerate(sizes)
         ]
-        operands = [tensor, self.builder.size_vector(target, SIZE_DTYPE)]
-        return self.builder.op("Reshape", operands, sizes)
+        operands = [tensor, builder.size_vector(target, SIZE_DTYPE)]
+        return builder.op("Reshape", operands, sizes)
 
     def reduce_over_towers(
         self,
@@ -342,10 +327,10 @@ class Converter:
         shape: Any = value.shape
         if layout.blocks == 1:
             return self.builder.slice_rows(tensor, shape, axis, first, count)
-        split = self._split_blocks(tensor, layout, unit.total, shape)
+        split = self._reshape_blocks(tensor, layout, unit.total, shape, True)
         sizes = [*shape[:axis], layout.blocks, *shape[axis:]]
         rows = self.builder.slice_rows(split, sizes, axis + 1, first, count)
-        return self._merge_blocks(rows, layout, unit.count, shape)
+        return self._reshape_blocks(rows, layout, unit.count, shape, False)
 
     def to_partial(self, value: Value) -> Tensor:
         """Return a partial sum: the whole on tower 0, zeros on the others."""

@@ -239,12 +239,9 @@ def reduced(
         if not array.size:
             return np.full(to_ints(node.shapes[0]), empty, object)
         along = {axis % max(array.ndim, 1) for axis in to_ints(np.ravel(axes))}
-        reduce, keep = (
-            np.frompyfunc(combine, 2, 1).reduce,
-            node.attr("keep_dims"),
-        )
+        combined, keep = np.frompyfunc(combine, 2, 1), node.attr("keep_dims")
         for axis in sorted(along, reverse=True):
-            array = reduce(array, axis=axis, keepdims=keep)
+            array = combined.reduce(array, axis=axis, keepdims=keep)
         return array
 
     return fold

@@ -46,7 +46,6 @@ from keras_towers.partition.layout.division import divide, rows_along
 from keras_towers.partition.layout.folding import constant, folded
 from keras_towers.partition.layout.list_conversions import CannotGather
 from keras_towers.partition.layout.nodes import Node, Scope
-from keras_towers.partition.layout.paired_variances import PairedVariances
 from keras_towers.partition.layout.undivided import (
     compute_once,
     uses_handles,
@@ -74,13 +73,8 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
         values[tensor.name] = value
     lay_out = scope.lay_out_node or lay_out_node
     before, scope.values = scope.values, values
-    paired = scope.paired_variances
-    scope.paired_variances = PairedVariances()
-    operations = graph.get_operations()
-    if scope.builder.can_exchange:
-        scope.paired_variances = PairedVariances(operations)
     try:
-        for operation in sort_topologically(operations, values):
+        for operation in sort_topologically(graph.get_operations(), values):
             outputs = operation.outputs
             if outputs and outputs[0].name in values:
                 continue
@@ -90,7 +84,7 @@ def lay_out_graph(scope: Scope, graph: Any, inputs: Values) -> dict[str, Value]:
             names = [tensor.name for tensor in outputs]
             values.update(zip(names, results, strict=True))
     finally:
-        scope.values, scope.paired_variances = before, paired
+        scope.values = before
     return values
 
 
@@ -163,24 +157,22 @@ def _lay_out_node(node: Node, inputs: list[Value]) -> Values:
     node.variables.reads_follow = follows
     if name in marks.layouts:
         return _gradients(node, inputs, marks.layouts[name])
-    is_known = node.type not in node.options.undivided
-    known = [value.known for value in inputs]
-    folds = folded(node, known) if is_known else None
+    folds = folded(node, [value.known for value in inputs])
     is_whole = False
     try:
-        require(is_known, MISTAKE)
+        require(node.type not in node.options.undivided, MISTAKE)
         outputs = _divided(node, inputs)
     except NotDivided as refused:
         node.reason = str(refused).format(node.type)
         outputs = _known_values(node, folds or ())
         is_whole = not outputs
         outputs = outputs or _undivided(node, inputs)
-    if is_known and all(v.is_replicated for v in (*inputs, *outputs)):
+    if all(v.is_replicated for v in (*inputs, *outputs)):
         _note_rows(node, inputs, outputs)
     for output in outputs:
         if output.is_partial:
             output.local = node.converter.as_term(output.own)
-    for note in node.facts.notes if is_known else ():
+    for note in node.facts.notes:
         with contextlib.suppress(NotDivided):
             note(node, inputs, outputs)
     _complete(node, inputs, outputs, folds)
@@ -450,8 +442,7 @@ def _has_rows_and_shards(inputs: Values) -> bool:
 def _symbolic_shapes(node: Node, inputs: Values) -> Sequence[Shape | None]:
     """Derive the global shapes of outputs with unknown sizes."""
     unknown, facts = [None] * node.num_outputs, node.facts
-    is_known = node.type not in node.options.undivided
-    if not is_known or all(s.is_fully_defined() for s in node.shapes):
+    if all(shape.is_fully_defined() for shape in node.shapes):
         return unknown
     with contextlib.suppress(NotDivided):
         if facts.shape is not None:

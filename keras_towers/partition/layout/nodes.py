@@ -34,7 +34,6 @@ from keras_towers.partition.ir.registry import OperationFacts, facts_of
 from keras_towers.partition.ir.sizes import UNKNOWN, Dimension, symbol
 from keras_towers.partition.ir.values import Value, Values
 from keras_towers.partition.layout.list_conversions import ListConverter
-from keras_towers.partition.layout.paired_variances import PairedVariances
 from keras_towers.partition.layout.resources import VariableContents
 from keras_towers.partition.layout.units import Units
 
@@ -83,8 +82,8 @@ class Scope:
             and why.
         graphs: the graphs that were laid out.
         values: the values of the current graph, by the names of its tensors.
-        paired_variances: the means of the current graph that need an exchange,
-            and the variances that take part in it.
+        variances: the values of variances whose operations follow, as they have
+            been exchanged together with their means.
         lay_out_node: lays out an operation instead of the rules; None: nothing
             does.
     """
@@ -110,7 +109,7 @@ class Scope:
             self.computed_once = around.computed_once
             self.graphs = around.graphs
         self.values: dict[str, Value] = {}
-        self.paired_variances = PairedVariances()
+        self.variances: dict[tf.Operation, Value] = {}
         self.lay_out_node: Callable[[Node, list[Value]], Values] | None = None
 
     def of_function(self, **options: object) -> Scope:
@@ -157,7 +156,8 @@ class Node:
     Attributes:
         operation: the operation.
         type: the type of the operation.
-        facts: what is known of operations of this type.
+        facts: what is known of operations of this type; nothing is if a rule
+            has a mistake.
         scope: the graph, or the function, that it belongs to.
         builder: adds operations there.
         units: the units of rows there.
@@ -174,6 +174,8 @@ class Node:
         is_call = compat.op_definition(self.type) is None
         known_as = "PartitionedCall" if is_call else self.type
         self.facts: OperationFacts = facts_of(known_as)
+        if self.type in scope.options.undivided:
+            self.facts = OperationFacts()
         self.scope = scope
         self.builder = scope.builder
         self.units = scope.units

@@ -24,8 +24,12 @@ from keras_towers.partition.ir.values import Value
 from keras_towers.partition.layout.conversions import Converter
 
 
-class Resources:
-    """The order of reads and writes of resources, at a point of the trace.
+class VariableContents:
+    """What variables hold at a point of the trace, and who uses them.
+
+    Args:
+        converter: converts values of the graph, or of the function.
+        around: for a function, what variables hold where it is called.
 
     Attributes:
         before: by operation: the earlier users of its resources that it
@@ -36,17 +40,21 @@ class Resources:
             the common ones.
         rows: the layouts of variables in shards, by the common handles.
         reads_follow: what reads follow besides.
-
-    Args:
-        around: for the body of a function, the resources of its caller.
+        gathers: whether functions that are called get the whole of variables in
+            shards.
     """
 
-    def __init__(self, around: Resources | None = None) -> None:
+    def __init__(
+        self, converter: Converter, around: VariableContents | None = None
+    ):
         self.contents: dict[Tensor, Value] = {}
         self.copies: dict[Tensor, Tensor] = {}
         self.rows: dict[Tensor, Sharded] = {} if around is None else around.rows
         self.before: dict[Event, Sequence[Event]] = {}
         self.reads_follow: Sequence[Event] = ()
+        self.gathers: bool = around is not None and around.gathers
+        self._builder, self._converter = converter.builder, converter
+        self._around = around
         self._common: dict[Tensor, Tensor] = {}
         # By resource: what has written it last, and what has read it since.
         self._written: dict[Any, Operation] = {}
@@ -103,27 +111,6 @@ class Resources:
         handles = [t for t in operands if t.dtype == tf.resource]
         return [self.common_handle(t) for t in handles] or [None]
 
-
-class VariableContents(Resources):
-    """Resources, and the values of variables, at a point of the trace.
-
-    Args:
-        converter: converts values of the graph, or of the function.
-        around: for a function, what variables hold where it is called.
-
-    Attributes:
-        gathers: whether functions that are called get the whole of variables in
-            shards.
-    """
-
-    def __init__(
-        self, converter: Converter, around: VariableContents | None = None
-    ):
-        super().__init__(around)
-        self.gathers: bool = around is not None and around.gathers
-        self._builder, self._converter = converter.builder, converter
-        self._around = around
-
     def content_of(self, variable: Value) -> Value:
         """Return a variable's value at this point of the trace.
 
@@ -145,7 +132,7 @@ class VariableContents(Resources):
             return around._converter.captured(content)
         local = self.copies.get(common)
         rows = self.rows.get(common)
-        _, shape = type_of_content(common)
+        _, shape = common.type_of_content
         sizes = None if shape.rank is None else sizes_of(shape)
         if rows is not None:
             content = Value(rows, self.read(asserted(local)), shape=sizes)
@@ -163,7 +150,7 @@ class VariableContents(Resources):
 
     def read(self, handle: Tensor) -> Tensor:
         """Read a shared variable, the towers' copies of it, or their shards."""
-        dtype, shape = type_of_content(handle)
+        dtype, shape = handle.type_of_content
         (value,) = self.add_in_order(
             "ReadVariableOp", [handle], {"dtype": dtype}, [(dtype, shape)]
         )
@@ -251,7 +238,7 @@ class VariableContents(Resources):
         common = self.common_handle(handle)
         rows = self.rows.get(common)
         if rows is not None:
-            _, shape = type_of_content(common)
+            _, shape = common.type_of_content
             if shape.rank is not None:
                 # The trace may not know the sizes of what is assigned.
                 content.shape = sizes_of(shape)
@@ -265,9 +252,3 @@ class VariableContents(Resources):
         """Return the layout of a variable in shards; None if it is whole."""
         whole = variable.whole
         return None if whole is None else self.rows.get(whole)
-
-
-def type_of_content(handle: Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """Return the dtype and the shape of a variable's value."""
-    (spec,) = handle.handle.shape_and_type
-    return tf.as_dtype(spec.dtype), tf.TensorShape(spec.shape)

@@ -21,7 +21,8 @@ from keras_towers.foundation import compat
 from keras_towers.foundation.errors import TowerError
 from keras_towers.partition.ir.axes import BATCH, COLUMNS, ONCE, TOWERS, Axes
 from keras_towers.partition.ir.builder import SIZE_DTYPE, Builder
-from keras_towers.partition.ir.effects import is_variable
+from keras_towers.partition.ir.effects import is_draw, is_variable
+from keras_towers.partition.ir.estimated_work import work_of
 from keras_towers.partition.ir.layouts import (
     REPLICATED,
     AllExamples,
@@ -49,18 +50,16 @@ from keras_towers.partition.ir.program import (
     prune,
 )
 from keras_towers.partition.ir.sizes import (
+    ASSUMED_LENGTH,
     EXAMPLES,
     UNKNOWN,
     Dimension,
     symbol,
     symbol_name,
 )
+from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.ir.values import Value
 from keras_towers.partition.layout.conversions import LayoutOptions
-from keras_towers.partition.layout.layout_choice import (
-    cheaper,
-    has_other_layout,
-)
 from keras_towers.partition.layout.layout_pass import Mistake, lay_out_graph
 from keras_towers.partition.layout.list_conversions import (
     CannotGather,
@@ -74,6 +73,8 @@ from keras_towers.partition.layout.units import Units
 
 _DEFAULTS = LayoutOptions()
 _NOTHING = symbol("nothing")
+# The exchange of a byte takes about as long as so many multiplications.
+_WORK_PER_BYTE = 100
 # Operations that add up or pass on the terms of a gradient, or scale them.
 _ADDS = frozenset(("Add", "AddN", "AddV2", "Cast", "Identity", "IdentityN"))
 _SCALES = frozenset(("Mul", "RealDiv"))
@@ -132,9 +133,9 @@ def partition_graph(
         return lay_out_again(replace(undivided=undivided))
     results = [converter.assemble(by_name[tensor.name]) for tensor in wanted]
     program = _program(scope, inputs, results, by_name)
-    if options.may_coincide or not has_other_layout(program, given.units):
+    if options.may_coincide or not _has_other_layout(program, given.units):
         return program
-    return cheaper(program, lay_out_again(replace(may_coincide=True)))
+    return _cheaper(program, lay_out_again(replace(may_coincide=True)))
 
 
 class _GraphInputs:
@@ -396,16 +397,65 @@ def _handle_of_shards(whole: Any, layout: InShards) -> Any:
     return data
 
 
+# ---- two layouts -------------------------------------------------------------
+
+
+def _has_other_layout(program: Program, units: Units) -> bool:
+    """Whether an undivided axis has as many entries as there are examples.
+
+    Only random draws, and operations that are computed once, count. A step may
+    draw so many numbers because it needs one for each example, as a generator
+    of images does, or by coincidence, for a weight of that length. A layout
+    without rows is right in both cases.
+    """
+    size = units.of_batch.size
+    if not isinstance(size, int) or size < 2:
+        return False
+    return any(
+        units.find_rows(0, length or 0, may_coincide=True)
+        for source in _undivided(program)
+        if is_draw(source.type) or source in program.computed_once
+        for output in source.outputs
+        for length in (output.shape if output.shape.rank else ())
+    )
+
+
+def _cheaper(program: Program, other: Program) -> Program:
+    """Return the cheaper of two programs; the first one if they cost the same.
+
+    Only what more towers do not make cheaper counts: undivided operations and
+    the bytes of exchanges.
+    """
+    return min(program, other, key=_cost_of)
+
+
+def _cost_of(program: Program) -> float:
+    """Return the cost of a program, in multiplications."""
+    work = sum(map(work_of, _undivided(program)))
+    sizes = TensorSizes(program, towers=1, rows=ASSUMED_LENGTH)
+    moved = sum(sizes.bytes_of(e.result) for e in program.exchanges)
+    return work + _WORK_PER_BYTE * moved
+
+
+def _undivided(program: Program) -> Iterable[tf.Operation]:
+    """Return the traced operations that are computed once, as on one device."""
+    undivided = {
+        id(operation.source): operation.source
+        for operation in program.operations
+        if operation.source is not None
+        and "micro_batches" not in operation.axes
+    }
+    return undivided.values()
+
+
 # ---- sparse and ragged rows --------------------------------------------------
 
 
 def _sparse_indices(units: Units, own: Tensor, layout: SparseIndices) -> Value:
     """Return the value of the indices of a sparse tensor."""
-    unit = units.data_dependent_unit(layout.unit, units.builder.axis_size(own))
-    rows, examples = Sharded(0, unit), Sharded(0, units.of_batch)
-    return index_value(
-        units.builder, own, rows, examples, int(own.shape[1] or 0)
-    )
+    rows = units.found_rows(layout.unit, own)
+    examples, rank = Sharded(0, units.of_batch), int(own.shape[1] or 0)
+    return index_value(units.builder, own, rows, examples, rank)
 
 
 def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
@@ -423,4 +473,4 @@ def _sparse_shape(units: Units, own: Tensor, layout: SparseShape) -> Value:
 def _row_splits(units: Units, own: Tensor, layout: RowSplits) -> Value:
     """Return the value of the row splits of a ragged tensor."""
     rows = Sharded(0, units.of_batch)
-    return splits_value(units, own, layout.unit, rows)
+    return splits_value(units, own, rows, layout.unit)

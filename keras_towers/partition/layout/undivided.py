@@ -28,7 +28,6 @@ from keras_towers.partition.ir.reasons import asserted, require
 from keras_towers.partition.ir.values import Value, Values
 from keras_towers.partition.layout.folding import LARGEST
 from keras_towers.partition.layout.nodes import Node
-from keras_towers.partition.layout.resources import type_of_content
 
 
 def compute_once(node: Node, inputs: Values) -> Values:
@@ -79,7 +78,7 @@ def _whole_of(node: Node, variable: Value) -> Value:
     """
     variables = node.variables
     common = asserted(variable.whole)
-    dtype, shape = type_of_content(common)
+    dtype, shape = common.type_of_content
     # It exists as long as its handle, as variables do eagerly.
     attributes = {
         "dtype": dtype,

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from keras_towers.partition.ir.builder import SIZE_DTYPE, Builder, Operand
+from keras_towers.partition.ir.builder import SIZE_DTYPE, Builder
 from keras_towers.partition.ir.layouts import (
     DataDependentUnit,
     InShards,
@@ -129,6 +129,16 @@ class Units:
             unit = DataDependentUnit(size, count, self.builder)
             self._by_key[key] = self.found[symbol_name(size)] = unit
         return self._by_key[key]
+
+    def found_rows(self, key: object, rows: Tensor) -> Sharded:
+        """Return the layout of rows that each tower has found in its data.
+
+        Args:
+            key: identifies their unit, as for ``data_dependent_unit``.
+            rows: those of a tower, along axis 0.
+        """
+        count = self.builder.axis_size(rows)
+        return Sharded(0, self.data_dependent_unit(key, count))
 
     def alias_unit(self, key: object, unit: DataDependentUnit) -> None:
         """Let another key identify a unit, unless the key is in use."""
@@ -310,19 +320,11 @@ class Units:
             tensor: the tower's rows.
             layout: their layout.
         """
-        rank, count = unless_none(tensor.shape.rank, SHAPE), layout.unit.count
+        require(tensor.shape.rank is not None, SHAPE)
+        count, axis = layout.unit.count, layout.axis
         more = self.builder.compute_size("Sub", self.least_one(count), count)
         more = self.builder.scaled_size(layout.rows_per_unit, more)
-        ends: list[Operand] = [
-            [0] * rank,
-            self.builder.size_at_axis(layout.axis, rank, more),
-        ]
-        widths = self.builder.op(
-            "Pack", ends, (rank, 2), is_repeated=True, axis=1
-        )
-        # OneDNN would fuse "Pad" with a convolution, without padding.
-        zero = self.builder.constant(0, tensor.dtype)
-        return self.builder.op("PadV2", [tensor, widths, zero], tensor.shape)
+        return self.builder.pad_axis(tensor, axis, 0, more, tensor.shape)
 
     def drop_padding(
         self, tensor: Tensor, sizes: Sequence[Dimension | None], layout: Sharded

@@ -9,10 +9,10 @@ XLA chooses its own order, and fuses operations.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+import collections
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,29 @@ ALIKE = 1.02
 """Bytes that differ by a smaller factor are alike."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+    """What an event uses, whatever else there is.
+
+    Attributes:
+        level: its level.
+        used: the tensors that it uses.
+        behind: those from which its level repeats what it uses besides.
+        kept: those that a tower keeps for it of all micro-batches.
+        shares: whether its results are in the memory of others.
+        of_shared: whether it uses results of operations that share memory.
+        reuses: whether its result may take the memory of an input.
+    """
+
+    level: int
+    used: Sequence[Tensor]
+    behind: Sequence[Tensor]
+    kept: Sequence[Tensor]
+    shares: bool
+    of_shared: bool
+    reuses: bool
+
+
 class MemoryEstimate:
     """Estimates when each tensor of a program takes memory, and how much.
 
@@ -44,7 +67,6 @@ class MemoryEstimate:
         parts: the number of micro-batches of a tower, which it computes one
             after another in each level.
         sharing: the number of towers that share the memory.
-        inputs: what operations use in place of their inputs.
 
     Attributes:
         events: the operations and exchanges, in order.
@@ -62,7 +84,6 @@ class MemoryEstimate:
         sizes: TensorSizes,
         parts: int = 1,
         sharing: int = 1,
-        inputs: Mapping[Operation, Sequence[Tensor]] = MappingProxyType({}),
     ):
         self._timeline, self._sizes, self._parts = timeline, sizes, parts
         program = timeline.program
@@ -72,120 +93,156 @@ class MemoryEstimate:
         self._alike: set[Tensor] = {
             e.result for e in program.exchanges if e.kind in alike
         }
+        # The bytes of sums over earlier micro-batches, by level.
+        self._summed = collections.defaultdict[int, int](int)
+        for tensor in summed_tensors(program) if parts > 1 else ():
+            level = timeline.level_of(tensor)
+            self._summed[level] += sizes.bytes_of(tensor)
+        self.events: Sequence[Event] = timeline.events
+        # What is computed; repeated tensors and sizes take no memory.
+        self._computed = {t for event in self.events for t in event.made}
+        level_of = timeline.level_of
+        self._uses: dict[Event, _Use] = {
+            event: _use_of(event, event.used, timeline.levels[event], level_of)
+            for event in self.events
+        }
+        self._estimate()
+
+    def with_copies(
+        self,
+        events: Sequence[Event],
+        levels: Mapping[Event, int],
+        inputs: Mapping[Operation, Sequence[Tensor]],
+    ) -> MemoryEstimate:
+        """Return the estimate of a timeline with copies of operations.
+
+        Args:
+            events: all events, in order.
+            levels: the levels of the copies.
+            inputs: what operations use in place of their inputs.
+        """
+        before, found = self._timeline, copy.copy(self)
+        made = {t: level for e, level in levels.items() for t in e.made}
+
+        def level_of(tensor: Tensor) -> int:
+            level = made.get(tensor)
+            return before.level_of(tensor) if level is None else level
+
+        found.events = events
+        found._computed = self._computed.union(made)
+        found._uses = {**self._uses}
+        for event, level in levels.items():
+            found._uses[event] = _use_of(event, event.used, level, level_of)
+        for operation, used in inputs.items():
+            level = before.levels[operation]
+            found._uses[operation] = _use_of(operation, used, level, level_of)
+        found._estimate()
+        return found
+
+    def _estimate(self) -> None:
+        program = self._timeline.program
+        uses = [self._uses[event] for event in self.events]
         # The tensors that are held for all micro-batches until all are done.
         self._held: set[Tensor] = set()
-        if parts > 1:
-            self._held = held_tensors(timeline) | {*program.inputs.of_graph}
+        if self._parts > 1:
+            self._held.update(program.inputs.of_graph)
+            self._held.update(*(use.kept for use in uses))
         self._root: dict[Tensor, Tensor] = {}
-        # The bytes of lists that grow.
+        # The bytes of lists that grow, and of tensors so far.
+        self._grown: dict[Tensor, int] = {}
         self._bytes: dict[Tensor, int] = {}
-        self.events: Sequence[Event] = timeline.events
+        for event, use in zip(self.events, uses, strict=True):
+            if use.shares and isinstance(event, Operation):
+                self._share(event, use.used)
+        self._results = set(map(self.rooted, program.results))
         self.users: dict[Tensor, list[int]] = {}
-        self.made: list[int] = []
-        self.reused: list[Tensor | None] = []
-        self.live: list[int] = []
-        made: set[Tensor] = set()
-        for event in self.events:
-            made.update(event.made)
-            if isinstance(event, Operation):
-                self._share(event, inputs.get(event, event.inputs), made)
-        # Repeated tensors and sizes take no memory.
-        made.update(program.inputs.of_graph)
-        self._used: list[list[Tensor]] = []
+        self._used: list[Sequence[Tensor]] = []
         # By the first event of a level: what the operations use that the level
         # repeats.
         self._taken: dict[int, list[Tensor]] = {}
-
-        @functools.cache
-        def behind(tensor: Tensor) -> list[Tensor]:
-            rooted = map(self.rooted, unrepeated([tensor]))
-            return [tensor for tensor in rooted if tensor in made]
-
-        begins, level, root = 0, -1, self._root
-        for index, event in enumerate(self.events):
-            if timeline.levels[event] != level:
-                begins, level = index, timeline.levels[event]
-            uses = event.used
-            if isinstance(event, Operation):
-                uses = inputs.get(event, uses)
-            used = dict.fromkeys([root.get(t, t) for t in uses])
-            self._used.append([tensor for tensor in used if tensor in made])
-            for tensor in self._used[-1]:
-                self.users.setdefault(tensor, []).append(index)
-            repeated = [
-                t for t in uses if t.operation and t.operation.is_repeated
-            ]
-            for tensor in itertools.chain.from_iterable(map(behind, repeated)):
-                last = self.users.get(tensor, [-1])[-1]
-                if last < begins and timeline.level_of(tensor) < level:
+        have_memory = self._computed.union(program.inputs.of_graph)
+        begins, level, users = 0, -1, self.users
+        for index, use in enumerate(uses):
+            if use.level != level:
+                begins, level = index, use.level
+            used: Iterable[Tensor] = use.used
+            if use.of_shared:
+                used = dict.fromkeys(map(self.rooted, used))
+            used = [tensor for tensor in used if tensor in have_memory]
+            self._used.append(used)
+            for tensor in used:
+                if tensor in users:
+                    users[tensor].append(index)
+                else:
+                    users[tensor] = [index]
+            for tensor in map(self.rooted, use.behind):
+                last = users.get(tensor, [-1])[-1]
+                if last < begins and tensor in have_memory:
                     self._taken.setdefault(begins, []).append(tensor)
-                    self.users.setdefault(tensor, []).append(begins)
-        self._results = set(map(self.rooted, program.results))
-        self._walk()
+                    users.setdefault(tensor, []).append(begins)
+        self._walk(uses)
 
-    def _share(
-        self, event: Operation, given: Sequence[Tensor], made: set[Tensor]
-    ) -> None:
+    def _share(self, event: Operation, given: Sequence[Tensor]) -> None:
         """Note which results of an operation are in the memory of others.
 
         Args:
             event: the operation.
             given: its inputs.
-            made: what is made until then.
         """
         if event.type not in LOOPS:
-            if facts_of(event.type).memory == "input":
-                # Some operations have further inputs, such as a shape.
-                for source, copy in zip(given, event.outputs, strict=False):
-                    self._root[copy] = self.rooted(source)
+            # Some operations have further inputs, such as a shape.
+            for source, result in zip(given, event.outputs, strict=False):
+                self._root[result] = self.rooted(source)
             return
         shared = shared_lists(event)
-        for source, copy in zip(given, event.outputs, strict=True):
-            root = self.rooted(shared.get(copy, source))
+        for source, result in zip(given, event.outputs, strict=True):
+            root = self.rooted(shared.get(result, source))
             # A loop changes a list, unless it begins with an empty one, which
             # is repeated where it is used.
-            if copy in shared:
-                self._root[copy] = root
-            elif copy.dtype == tf.variant and root in made:
-                self._root[copy] = root
-                most = self._bytes.get(root, self._sizes.bytes_of(root))
-                self._bytes[root] = max(most, self._sizes.bytes_of(copy))
+            if result in shared:
+                self._root[result] = root
+            elif result.dtype == tf.variant and root in self._computed:
+                self._root[result] = root
+                most = self._grown.get(root, self._sizes.bytes_of(root))
+                self._grown[root] = max(most, self._sizes.bytes_of(result))
 
-    def _walk(self) -> None:
-        program, timeline = self._timeline.program, self._timeline
-        summed = summed_tensors(program) if self._parts > 1 else set()
-        inputs = [t for t in program.inputs.of_graph if t in self.users]
-        now = sum(map(self.bytes_of, inputs))
-        before, level = 0, -1
-        for index, event in enumerate(self.events):
-            if self._parts > 1 and timeline.levels[event] != level:
-                # The sums over earlier micro-batches.
-                level = timeline.levels[event]
-                before = sum(
-                    self._sizes.bytes_of(tensor)
-                    for tensor in summed
-                    if timeline.level_of(tensor) == level
-                )
-            ending = self.ending(index)
-            own = [t for t in event.made if t not in self._root]
-            size = sum([self.bytes_of(t) for t in own])
-            taken = self._taken.get(index, ())
-            given = [t for t in ending if t not in taken] if taken else ending
-            reused = self._reused(event, given)
+    def _walk(self, uses: Sequence[_Use]) -> None:
+        inputs = self._timeline.program.inputs.of_graph
+        now = sum(self.bytes_of(t) for t in inputs if t in self.users)
+        self.made: list[int] = []
+        self.reused: list[Tensor | None] = []
+        self.live: list[int] = []
+        users, results, bytes_of = self.users, self._results, self.bytes_of
+        for index, (event, use) in enumerate(
+            zip(self.events, uses, strict=True)
+        ):
+            ending = [
+                tensor
+                for tensor in self._used[index]
+                if users[tensor][-1] == index and tensor not in results
+            ]
+            reused = self._reused(event, ending) if use.reuses else None
+            if index in self._taken:
+                ending = self.ending(index)
+            own: Sequence[Tensor] = event.made
             ended = [] if reused is None else [reused]
-            is_exchange = isinstance(event, Exchange)
+            if use.shares:
+                own = [tensor for tensor in own if tensor not in self._root]
             if isinstance(event, Operation) and event.type in LOOPS:
                 # A loop frees elements while it makes others.
                 popped = set(map(self.rooted, popped_lists(event)))
-                ended += [t for t in ending if t in popped]
-            made = max(0, size - sum([self.bytes_of(t) for t in ended]))
+                ended += [tensor for tensor in ending if tensor in popped]
+            size = sum([bytes_of(tensor) for tensor in own])
+            made = max(0, size - sum([bytes_of(tensor) for tensor in ended]))
             self.made.append(made)
             self.reused.append(reused)
-            self.live.append(now + made + (0 if is_exchange else before))
-            now += size - sum([self.bytes_of(t) for t in ending])
+            is_exchange = isinstance(event, Exchange)
+            before = 0 if is_exchange else self._summed.get(use.level, 0)
+            self.live.append(now + made + before)
+            now += size - sum([bytes_of(tensor) for tensor in ending])
             for tensor in own:
-                if tensor not in self.users and tensor not in self._results:
-                    now -= self.bytes_of(tensor)
+                if tensor not in users and tensor not in results:
+                    now -= bytes_of(tensor)
 
     def ending(self, index: int) -> list[Tensor]:
         """Return the tensors whose memory becomes free after an event."""
@@ -205,6 +262,12 @@ class MemoryEstimate:
         A tensor that it holds for all micro-batches counts as often.
         """
         size = self._bytes.get(tensor)
+        if size is None:
+            size = self._bytes[tensor] = self._bytes_of(tensor)
+        return size
+
+    def _bytes_of(self, tensor: Tensor) -> int:
+        size = self._grown.get(tensor)
         if size is None:
             size = self._sizes.bytes_of(tensor)
         if tensor in self._held and "micro_batches" in tensor.axes:
@@ -247,10 +310,7 @@ class MemoryEstimate:
         if isinstance(event, Exchange):
             # Towers are added up in the memory of one of them.
             given = self.rooted(event.given)
-            is_added = self._sharing > 1 and event.kind == "sum"
-            return given if is_added and given in ending else None
-        if facts_of(event.type).memory != "reused":
-            return None
+            return given if self._sharing > 1 and given in ending else None
         result, sizes = event.outputs[0], self._sizes
         size = sizes.bytes_of(result)
         for tensor in ending:
@@ -259,6 +319,62 @@ class MemoryEstimate:
             if is_like and is_computed and tensor.dtype == result.dtype:
                 return tensor
         return None
+
+
+def _use_of(
+    event: Event,
+    used: Sequence[Tensor],
+    level: int,
+    level_of: Callable[[Tensor], int],
+) -> _Use:
+    """Return what an event of a level uses.
+
+    Args:
+        event: the event.
+        used: the tensors that it uses.
+        level: the level.
+        level_of: returns the first level on which a tensor may be used.
+    """
+    repeated = [t for t in used if t.operation and t.operation.is_repeated]
+    shares = _shares_memory(event)
+    return _Use(
+        level,
+        used if shares else [*dict.fromkeys(used)],
+        [t for t in unrepeated(repeated) if level_of(t) < level],
+        _kept_for(event, used, level, level_of),
+        shares,
+        shares
+        or any(t.operation and _shares_memory(t.operation) for t in used),
+        event.kind == "sum"
+        if isinstance(event, Exchange)
+        else facts_of(event.type).memory == "reused",
+    )
+
+
+def _shares_memory(event: Event) -> bool:
+    """Whether results of an event are in the memory of others."""
+    return isinstance(event, Operation) and (
+        event.type in LOOPS or facts_of(event.type).memory == "input"
+    )
+
+
+def _kept_for(
+    event: Event,
+    used: Sequence[Tensor],
+    level: int,
+    level_of: Callable[[Tensor], int],
+) -> list[Tensor]:
+    """Return what a tower keeps of all its micro-batches for an event."""
+    if isinstance(event, Exchange):
+        used = [event.given] if event.kind == "gather" else []
+        return [t for t in used if "micro_batches" in t.axes]
+    return [
+        tensor
+        for tensor in unrepeated(used)
+        if "micro_batches" in tensor.axes
+        and tensor.operation is not None
+        and level_of(tensor) < level
+    ]
 
 
 def rounds_over_ranks(
@@ -294,19 +410,11 @@ def rounds_over_ranks(
 
 def held_tensors(timeline: Timeline) -> set[Tensor]:
     """Return the tensors that a tower keeps of all its micro-batches."""
-    later = {
+    levels, level_of = timeline.levels, timeline.level_of
+    return {
         tensor
-        for operation in timeline.program.operations
-        if not operation.is_repeated
-        for tensor in unrepeated(operation.inputs)
-        if "micro_batches" in tensor.axes
-        and tensor.operation is not None
-        and timeline.level_of(tensor) < timeline.levels[operation]
-    }
-    exchanges = timeline.program.exchanges
-    gathered = {e.given for e in exchanges if e.kind == "gather"}
-    return later | {
-        tensor for tensor in gathered if "micro_batches" in tensor.axes
+        for event in timeline.events
+        for tensor in _kept_for(event, event.used, levels[event], level_of)
     }
 
 

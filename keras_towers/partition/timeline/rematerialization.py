@@ -159,7 +159,9 @@ class _Peak:
         timeline: as given, like the next two.
         sizes: as given.
         parts: as given.
+        estimate: what each event takes without a plan.
         events: what happens in the step, in order.
+        used: for each of them the positions of what it uses.
         peak: the position of the event that needs most memory.
         operations: the operations among them, by their positions.
         work: how much each of them is to compute, as part of all work.
@@ -171,10 +173,11 @@ class _Peak:
         self, timeline: Timeline, sizes: TensorSizes, parts: int, whole: int
     ):
         self.timeline, self.sizes, self.parts = timeline, sizes, parts
-        estimate = MemoryEstimate(timeline, sizes, parts)
+        estimate = self.estimate = MemoryEstimate(timeline, sizes, parts)
         self.events: Sequence[Event] = estimate.events
         program = timeline.program
         self._positions = {id(e): k for k, e in enumerate(self.events)}
+        self.used = [self._made_at(event.used) for event in self.events]
         live = estimate.live
         self.peak: int = max(range(len(live)), key=live.__getitem__, default=0)
         self._bytes_of = estimate.bytes_of
@@ -204,7 +207,7 @@ class _Peak:
         # and how many pass it to be used before the peak.
         held, crossing = ([0] * (self.peak + 2) for _ in range(2))
         for tensor, users in estimate.users.items():
-            made = next(iter(self.made_at([tensor])), None)
+            made = next(iter(self._made_at([tensor])), None)
             if made is None or made > self.peak:
                 continue
             size = estimate.bytes_of(tensor)
@@ -258,20 +261,18 @@ class _Peak:
 
     def _divided(self, bounds: Sequence[int], count: int) -> Division:
         """Return the first of the segments with given ends."""
-
-        def segment_of(position: int) -> int | None:
-            segment = bisect.bisect_right(bounds, position)
-            return segment if segment < count else None
-
-        return Division(segment_of, self.peak.__lt__)
+        ends = [0, *bounds[:count]]
+        segments: list[int | None] = [None] * len(self.events)
+        for segment, (start, end) in enumerate(itertools.pairwise(ends)):
+            segments[start:end] = [segment] * (end - start)
+        return Division(segments.__getitem__, self.peak.__lt__)
 
     def _used_late(self, division: Division) -> dict[int, list[int]]:
         """Return what is used of each segment; keep what towers do not use."""
         used: dict[int, list[int]] = collections.defaultdict(list)
-        for position, event in enumerate(self.events):
+        for position, made in enumerate(self.used):
             if not division.is_late(position):
                 continue
-            made = self.made_at(event.used)
             if position not in self.on_towers:
                 division.kept.update(made)
                 continue
@@ -318,8 +319,7 @@ class _Peak:
             is_new = position not in users
             users[position].add(user)
             if is_new and self.runs_again(position, segment, division):
-                inputs = self.made_at(self.events[position].used)
-                waiting += [(other, position) for other in inputs]
+                waiting += [(other, position) for other in self.used[position]]
         return users
 
     def _worth_keeping(
@@ -355,7 +355,7 @@ class _Peak:
             and division.segment_of(position) == segment
         )
 
-    def made_at(self, tensors: Iterable[Tensor]) -> list[int]:
+    def _made_at(self, tensors: Iterable[Tensor]) -> list[int]:
         """Return the positions of the operations that make tensors."""
         found = (self._positions.get(id(t.operation)) for t in tensors)
         return [position for position in found if position is not None]
@@ -413,18 +413,17 @@ class _Plan:
         entered: Sequence[Operation] = ()
         for position, event in enumerate(peak.events):
             if position in peak.on_towers and division.is_late(position):
-                made = filter(division.is_late, peak.made_at(event.used))
+                made = filter(division.is_late, peak.used[position])
                 entered = [peak.operations[p] for p in made] or entered
-                self._use_copies(peak.operations[position], entered)
+                self._use_copies(position, entered)
             self.events.append(event)
         self.work: float = sum(peak.work[p] for p in self.again)
 
     @functools.cached_property
     def bytes(self) -> int:
         """The bytes that a tower then has at a time."""
-        peak, timeline = self._peak, self._with_copies()
-        estimate = MemoryEstimate(
-            timeline, peak.sizes, peak.parts, inputs=self._inputs
+        estimate = self._peak.estimate.with_copies(
+            self.events, self._levels, self._inputs
         )
         return estimate.peak_bytes()
 
@@ -449,15 +448,13 @@ class _Plan:
         timeline = self._with_copies()
         return timeline.with_inputs(self._inputs, self._peak.sizes)
 
-    def _use_copies(
-        self, user: Operation, entered: Sequence[Operation]
-    ) -> None:
-        """Add the copies that an operation uses."""
+    def _use_copies(self, late: int, entered: Sequence[Operation]) -> None:
+        """Add the copies that an operation uses, given its position."""
         peak, division = self._peak, self._division
-        needed: set[int] = set()
-        for position in peak.made_at(user.inputs):
+        user, needed = peak.operations[late], set[int]()
+        for position in peak.used[late]:
             segment = division.segment_of(position)
-            if segment is not None:
+            if segment is not None and position not in division.kept:
                 users = peak.users_in(segment, [position], division)
                 runs = (peak.runs_again(p, segment, division) for p in users)
                 needed.update(itertools.compress(users, runs))

@@ -85,9 +85,12 @@ class Stackable:
             source = operation.inputs[0 if is_alone else index]
             return self._element_dtype(source, inputs)
         for function in functions_of(operation):
-            passed = zip(*_passed(operation, function), strict=True)
-            result = function.outputs[index]
-            return self._element_dtype(result, {**inputs, **dict(passed)})
+            first = len(operation.inputs) - len(function.inputs)
+            given = operation.inputs[first:]
+            passed = dict(zip(function.inputs, given, strict=True))
+            return self._element_dtype(
+                function.outputs[index], {**inputs, **passed}
+            )
         return None
 
     def _becomes(
@@ -153,27 +156,12 @@ class Stackable:
         """
         if function is None:
             return None
-        users = self._users_in(function)
-        lists = self._becomes(function.inputs[index], users)
+        if function not in self._inside:
+            self._inside[function] = _users_of_lists(function.operations)
+        lists = self._becomes(function.inputs[index], self._inside[function])
         if lists is None:
             return None
         return {k for k, t in enumerate(function.outputs) if t in lists}
-
-    def _users_in(
-        self, function: Function
-    ) -> Mapping[Tensor, Sequence[Operation]]:
-        if function not in self._inside:
-            users = _users_of_lists(function.operations)
-            self._inside[function] = users
-        return self._inside[function]
-
-
-def _passed(
-    operation: Operation, function: Function
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Yield each input of a function with the tensor that its caller passes."""
-    first = len(operation.inputs) - len(function.inputs)
-    return function.inputs, operation.inputs[first:]
 
 
 def _users_of_lists(

@@ -232,29 +232,6 @@ def rows_of_a_table_are_averaged_by_the_drop_in():
     assert_close(table, wanted)
 
 
-@check
-def the_drop_in_tells_ranks_with_other_gradients():
-    """Of the same sizes: the names of what BytePS sums do not tell them."""
-    bps.init()
-    variables = [keras.Variable(np.zeros(3), name=name) for name in "abc"]
-    own = [variables[0], variables[1 + RANK]]
-
-    def step(optimizer, chosen):
-        optimizer.apply([tf.ones(3)] * 2, chosen)
-
-    words = r"Only on rank 0: b \[3\] float32; only on rank 1: c \[3\]"
-    for wrap in (lambda function: function, tf.function):
-        optimizer = bps.DistributedOptimizer(_sgd())
-        optimizer.build(variables)
-        one = wrap(lambda o=optimizer: step(o, own))
-        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-            one()
-    # Nothing is left over.
-    step(bps.DistributedOptimizer(_sgd()), variables[:2])
-    for variable, wanted in zip(variables, (-0.1, -0.1, 0), strict=True):
-        assert_close(variable, [wanted] * 3)
-
-
 def _sgd():
     return keras.optimizers.SGD(0.1)
 

@@ -8,9 +8,7 @@ import tensorflow as tf
 
 import keras_towers as kt
 from keras_towers import TowerError, horovod as hvd
-from keras_towers.engines.dropin import variable_key
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
-from keras_towers.fit.weights import agreement
 from tests.kit.compare import assert_all_close, assert_close
 
 pytestmark = pytest.mark.alternate
@@ -213,17 +211,6 @@ def test_a_pass_without_a_gradient_keeps_those_of_earlier_passes():
     assert_close(unused, [0.25])
 
 
-def test_a_freed_variable_is_not_taken_for_the_next_one():
-    optimizer = hvd.DistributedOptimizer(SGD(0.1))
-    keys = reducer_of(optimizer).local_keys
-    for number in range(50):
-        variable = tf.Variable(1.0)
-        assert variable_key(variable) not in keys
-        optimizer.register_local_var(variable)
-        assert variable_key(variable) in keys
-        assert len(keys) == number + 1
-
-
 def test_an_optimizer_is_distributed_once_and_outside_of_strategies():
     optimizer = hvd.DistributedOptimizer(SGD(0.1))
     with pytest.raises(TowerError, match="already distributed"):
@@ -268,22 +255,6 @@ def test_an_elastic_script_goes_on_from_the_last_commit(starts_again):
     # The last commit before the loss is after batch 7.
     assert places == [*range(1, 9), *range(8, 13)]
     assert (state.epoch, state.batch) == (3, 0)
-
-
-def test_a_sync_sends_what_differs_from_rank_0(monkeypatch):
-    sent = []
-
-    def gather(peers, own, does):
-        described, digests = own
-        return [own, (described, [*digests[:-1], "another"])]
-
-    monkeypatch.setattr(agreement.rank_checks, "gather", gather)
-    monkeypatch.setattr(
-        agreement, "broadcast", lambda _, values: sent.extend(values)
-    )
-    made = trained(SGD(0.1))
-    hvd.elastic.KerasState(made).sync()
-    assert [v is made.optimizer.learning_rate.value for v in sent] == [True]
 
 
 def train_elastically(places):

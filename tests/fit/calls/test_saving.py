@@ -1,6 +1,5 @@
 """Who writes what every rank saves."""
 
-import functools
 import inspect
 import io
 import re
@@ -174,58 +173,6 @@ def test_a_rank_does_not_wait_for_ever(ranks, save, monkeypatch):
     )
     assert "save_on_every_rank" in str(error)
     assert not save.written
-
-
-class Meeting:
-    """Ranks in threads that tell one another what they do."""
-
-    def __init__(self, number):
-        self._does = [""] * number
-        self._all = threading.Barrier(number)
-
-    def of(self, rank):
-        """The rank, as a save asks it."""
-        return saving._RanksThatMeet(rank, functools.partial(self.meet, rank))
-
-    def meet(self, rank, does):
-        self._does[rank] = does
-        self._all.wait(60)
-        told = [*self._does]
-        self._all.wait(60)
-        return told
-
-    def leave(self, rank):
-        """Do nothing until all do."""
-        while any(self.meet(rank, "")):
-            pass
-
-
-def test_ranks_that_meet_write_one_after_another():
-    """The first one saves alone, all save, and each has a path of its own."""
-    meeting, written = Meeting(3), []
-
-    def act(rank):
-        here = meeting.of(rank)
-        own = f"of-{rank}"
-        first = ["all: 1"] if rank == 0 else []
-        for path in [*first, "all", own]:
-            save = here.save_of(path)
-            failure = saving._turn(here, save)
-            if failure is None:
-                written.append((rank, path))
-                why = "no space" if path == "all" else ""
-                here.tell(save._replace(failure=why))
-            else:
-                assert (path, failure) == ("all", "no space")
-        meeting.leave(rank)
-
-    with ThreadPoolExecutor(3) as pool:
-        for ended in [pool.submit(act, rank) for rank in range(3)]:
-            ended.result(60)
-    assert written == [
-        *((0, "all: 1"), (0, "all")),
-        *((rank, f"of-{rank}") for rank in range(3)),
-    ]
 
 
 def test_all_writers_of_keras_are_known():

@@ -21,13 +21,6 @@ from tests.kit.training import STEPS, X, Y, fit, linear
 pytestmark = pytest.mark.alternate
 
 
-def compiled(cls, **options):
-    keras.utils.set_random_seed(5)
-    model = cls([keras.Input((6,)), keras.layers.Dense(3)])
-    model.compile("sgd", m.cross_entropy(), **options)
-    return model
-
-
 class OwnLogs(keras.Sequential):
     """Steps that report something of their own."""
 
@@ -40,7 +33,7 @@ class OwnLogs(keras.Sequential):
 
 @pytest.mark.parametrize("strategy", [kt.TowerStrategy, kt.AsyncTowerStrategy])
 def test_validation_ends_its_own_steps_alone(strategy):
-    model = compiled(OwnLogs)
+    model = linear(cls=OwnLogs)
     with strategy(2) as running:
         history = fit(model, validation_data=(X, Y))
     assert history["mine"] == [1.0]
@@ -62,7 +55,7 @@ def with_held(optimizer):
             optimizer.apply_gradients(zip(grads, weights, strict=True))
             return {"loss": loss}
 
-    return compiled(Model)
+    return linear(cls=Model)
 
 
 def test_an_optimizer_that_no_model_holds():
@@ -123,7 +116,7 @@ class OwnFunction(keras.Sequential):
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_a_train_function_of_ones_own(in_graph):
     def make():
-        model = compiled(OwnFunction, run_eagerly=not in_graph)
+        model = linear(cls=OwnFunction, run_eagerly=not in_graph)
         model.in_graph = in_graph
         model.optimizer.build(model.trainable_variables)
         return model

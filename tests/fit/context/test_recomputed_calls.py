@@ -106,17 +106,12 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_calls_a_function_once(name):
-    model, _ = compiled()
-    with STRATEGIES[name]():
-        fit(model)
-    assert_same_model(model, called_plainly())
-
-
-@pytest.mark.parametrize("name", ["one", "three"])
-def test_steps_that_run_eagerly_call_it_once(name):
-    model, _ = compiled(run_eagerly=True)
+@pytest.mark.parametrize(
+    ("name", "eagerly"),
+    [*((name, False) for name in STRATEGIES), ("one", True), ("three", True)],
+)
+def test_every_strategy_calls_a_function_once(name, eagerly):
+    model, _ = compiled(run_eagerly=eagerly)
     with STRATEGIES[name]():
         fit(model)
     assert_same_model(model, called_plainly())
@@ -206,14 +201,6 @@ def test_only_traces_that_call_a_function_twice_are_not_used_again(towers):
     with kt.TowerStrategy(towers):
         fit(model)
     assert len(traced) == 2
-
-
-def test_what_is_called_in_no_block_is_called_twice():
-    model, block = compiled()
-    with kt.TowerStrategy(2):
-        pass
-    fit(model)
-    assert float(block.count) == 2 * STEPS
 
 
 FOUND = {

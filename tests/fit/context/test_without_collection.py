@@ -1,5 +1,4 @@
 import gc
-import threading
 
 import keras
 import numpy as np
@@ -37,24 +36,6 @@ def test_a_step_is_traced_without_collections():
         with pytest.raises(ValueError, match="of the model"):
             model.fit(x, x, verbose=0)
     assert states[-1] is False and gc.isenabled()
-
-
-def test_the_last_of_several_threads_ends_the_pause():
-    inside, leave = threading.Event(), threading.Event()
-
-    def trace():
-        with without_collection():
-            inside.set()
-            assert leave.wait(60)
-
-    thread = threading.Thread(target=trace)
-    with without_collection():
-        thread.start()
-        assert inside.wait(60)
-    assert not gc.isenabled()
-    leave.set()
-    thread.join(60)
-    assert gc.isenabled()
 
 
 def test_a_collector_that_is_off_stays_off():

@@ -1,6 +1,5 @@
 """A model built outside trains on towers and is ordinary afterwards."""
 
-import contextlib
 import functools
 import gc
 
@@ -68,20 +67,6 @@ def test_state_is_carried_over_both_ways(variables_on_towers):
         assert_ordinary(model)
         compare.assert_same_history(found, wanted, 1e-5)
     compare.assert_same_model(model, reference, 2e-5)
-
-
-def test_references_that_the_user_held_stay_alive():
-    model = linear()
-    held = model.layers[0].kernel.value
-    through_reference = tf.function(lambda: tf.reduce_sum(held**2))
-    seen = [float(through_reference())]
-    for block in (kt.TowerStrategy(2), contextlib.nullcontext()):
-        with block:
-            fit(model)
-            seen.append(float(through_reference()))
-            kernel = model.layers[0].kernel.numpy()
-            compare.assert_close(seen[-1], (kernel**2).sum(), 1e-5)
-    assert len(set(seen)) == 3
 
 
 class Scales(keras.layers.Layer):
@@ -191,17 +176,6 @@ def test_models_that_share_layers_in_turn():
     both = compare.assert_exact(make, act, kt.TowerStrategy(2)).model
     for part in both.parts:
         assert_ordinary(part)
-
-
-def test_a_model_goes_from_its_strategy_to_another_and_back():
-    with kt.TowerStrategy(2) as own:
-        model = linear()
-    placed = []
-    for block in (contextlib.nullcontext(), kt.TowerStrategy(4)) * 2:
-        with block:
-            model.train_on_batch(X[:8], Y[:8])
-            placed.append(model.distribute_strategy is own)
-    assert placed == [True, False, True, False]
 
 
 def test_a_model_of_another_strategy_is_refused_and_unharmed():

@@ -74,14 +74,3 @@ def test_other_cuts_of_several_writers_are_read(tmp_path):
     np.testing.assert_array_equal(
         checkpoint.read(merged, part.name, "float32"), whole
     )
-
-
-def test_values_that_numpy_does_not_have(tmp_path):
-    value = tf.constant([1.5, -2.0], tf.bfloat16)
-    part = checkpoint.Part(
-        "weights/000/kernel", checkpoint.WHOLE, lambda: value
-    )
-    checkpoint.write(str(tmp_path / "one"), [part])
-    found = checkpoint.read(str(tmp_path / "one"), part.name, "bfloat16")
-    assert found.dtype == tf.bfloat16
-    assert (found.numpy() == value.numpy()).all()

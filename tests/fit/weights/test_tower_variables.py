@@ -13,7 +13,7 @@ from keras_towers.foundation import compat
 from keras_towers.transport.devices import short_name
 from tests.kit.compare import assert_all_close, assert_towers_equal
 from tests.kit.sampling import sample_of
-from tests.kit.training import STEPS, adam, fit, linear
+from tests.kit.training import adam, fit, linear
 
 pytestmark = pytest.mark.core
 
@@ -172,32 +172,3 @@ def test_every_tower_has_a_copy_wherever_a_model_was_built(towers, device):
     of_each = ", ".join(f"84 bytes on {name}" for name in names)
     assert f"weights: {of_each}\n" in described
     assert any(copy is own for copy in copies) == (towers == 4)
-
-
-class _ReadsAndWrites(keras.callbacks.Callback):
-    """A callback that uses variables as on one device."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        optimizer, kernel = self.model.optimizer, self.model.layers[-1].kernel
-        rate, steps = float(optimizer.learning_rate), int(optimizer.iterations)
-        self.seen.append((rate, steps, bool(optimizer.iterations > 1)))
-        kernel.value[0].assign(kernel.value[0] * 0.5)
-        kernel.value.scatter_nd_add([[1]], kernel.value[2:3])
-
-
-def test_callbacks_use_variables_with_copies_as_on_one_device():
-    results = []
-    for updates in (None, "once", "each", "sharded"):
-        model = linear(optimizer=adam, run_eagerly=updates is None)
-        callback = _ReadsAndWrites()
-        strategy = updates and kt.TowerStrategy(2, updates=updates)
-        with strategy or contextlib.nullcontext():
-            fit(model, callbacks=[callback])
-        assert len(callback.seen) == STEPS
-        results.append((callback.seen, model.get_weights()))
-    for seen, weights in results[1:]:
-        assert seen == results[0][0]
-        assert_all_close(weights, results[0][1])

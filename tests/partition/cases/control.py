@@ -23,18 +23,6 @@ def private_by_jacobian(m, x, y):
 
 
 @t.step(kept=t.state())
-def state_in_loop(m, x, y):
-    loss = t.default_loss(m, x, y)
-
-    def once(i):
-        m.kept.assign_add(tf.square(loss))
-        return (i + 1,)
-
-    tf.while_loop(lambda i: i < 3, once, (0,))
-    return loss
-
-
-@t.step(kept=t.state())
 def scaled_by_the_first_batch(m, x, y):
     """As activation normalization starts."""
 

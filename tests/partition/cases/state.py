@@ -14,14 +14,6 @@ def metric_read_in_the_step(m, x, y):
     return t.mse(y, p) * m.seen.result()
 
 
-@t.compiled_model()
-def worst_of_a_batch():
-    def worst(y, p):
-        return tf.reduce_max(tf.abs(y - p))
-
-    return t.compiled(t.mlp(5, 1)(), metrics=[worst])
-
-
 @t.step(kept=t.state(5))
 def table_of_the_examples(m, x, y):
     """An embedding of each example is kept under its number."""
@@ -29,15 +21,6 @@ def table_of_the_examples(m, x, y):
     new = tf.reduce_mean(x, 1)
     m.kept.assign(tf.tensor_scatter_nd_update(m.kept, at, new))
     return t.default_loss(m, x, y)
-
-
-@t.step(kept=t.state(value=100.0))
-def loss_against_the_last_one(m, x, y):
-    """Stops learning once the loss has grown."""
-    loss = t.default_loss(m, x, y)
-    scaled = loss * tf.cast(loss < m.kept, tf.float32)
-    m.kept.assign(loss)
-    return scaled
 
 
 class Decorrelated(layers.Layer):
@@ -160,17 +143,3 @@ def counted_by_numpy(m, x, y):
 @t.step()
 def noise_for_every_example(m, x, y):
     return t.default_loss(m, x + 0.1 * tf.random.normal(tf.shape(x)), y)
-
-
-@t.step(kept=t.state(3), drawn=t.state(3))
-def noise_in_a_branch_and_a_loop(m, x, y):
-    def draw(variable):
-        variable.assign(0.5 * variable + tf.random.normal([3]))
-        return tf.reduce_sum(variable**2)
-
-    loss = t.default_loss(m, x, y)
-    before = tf.cond(loss > 0, lambda: draw(m.kept), lambda: 0.0)
-    _, after = tf.while_loop(
-        lambda k, _: k < 2, lambda k, _: (k + 1, draw(m.drawn)), (0, 0.0)
-    )
-    return loss * (1 + before + after)

@@ -32,11 +32,6 @@ def numbers():
     return normal(WIDTH), normal(1)
 
 
-def classes():
-    """Features, and one of three classes for each."""
-    return normal(WIDTH), whole(3, 1)
-
-
 def tokens():
     """Sequences of words, of which 0 is none, and one number for each."""
     return whole(9, 8), normal(1)
@@ -134,19 +129,5 @@ def mse(y, p):
     return tf.reduce_mean(tf.square(p - y))
 
 
-def cross_entropy(y, logits):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.reshape(y, [-1]), logits
-    )
-
-
 def rows(x):
     return tf.shape(x)[0]
-
-
-def unit(z):
-    return tf.math.l2_normalize(z, -1)
-
-
-def views(x):
-    return x + 0.1 * tf.sin(7 * x), x * tf.cast(tf.cos(3 * x) > 0, x.dtype)

@@ -3,33 +3,13 @@
 import pytest
 import tensorflow as tf
 
-from keras_towers.partition.ir.axes import (
-    AT_ROOT,
-    BATCH,
-    COLUMNS,
-    ONCE,
-    SHARDS,
-    TOWERS,
-)
+from keras_towers.partition.ir.axes import BATCH, COLUMNS, ONCE, SHARDS, TOWERS
 from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.program import Tensor
-
-EACH = ONCE, AT_ROOT, TOWERS, SHARDS, BATCH
 
 
 def given(axes):
     return Tensor(tf.float32, tf.TensorShape([4]), axes)
-
-
-@pytest.mark.parametrize("columns", [ONCE, COLUMNS])
-@pytest.mark.parametrize("one", EACH)
-@pytest.mark.parametrize("other", EACH)
-def test_an_operation_varies_as_its_inputs_do_together(one, other, columns):
-    builder = Builder()
-    total = builder.op("AddV2", [given(one | columns), given(other)], [4])
-    assert total.axes == total.operation.axes == one | other | columns
-    # A rank alone does what no tower takes part in.
-    assert total.operation.at_root == ((one | other) == AT_ROOT)
 
 
 @pytest.mark.parametrize("columns", [ONCE, COLUMNS])
@@ -52,11 +32,3 @@ def test_what_is_exchanged_varies_from_column_to_column_only(
 def test_each_knows_the_sum_before_it():
     builder = Builder()
     assert builder.exchange("before", given(BATCH)).axes == BATCH
-
-
-@pytest.mark.parametrize("kind", ["sum", "gather", "before"])
-def test_what_does_not_vary_is_not_added_up(kind):
-    with pytest.raises(AssertionError, match=f"{kind} over"):
-        Builder().exchange(kind, given(ONCE))
-    with pytest.raises(AssertionError, match=f"{kind} over"):
-        Builder().exchange(kind, given(TOWERS), over=SHARDS)

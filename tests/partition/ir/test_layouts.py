@@ -11,8 +11,6 @@ from keras_towers.partition.ir.layouts import (
     REPLICATED,
     InShards,
     ListOf,
-    MeshLayout,
-    Mirrored,
     Sharded,
     Unit,
     is_row_per_element,
@@ -21,7 +19,6 @@ from keras_towers.partition.ir.layouts import (
     sizes_of,
     stacked_layout,
 )
-from keras_towers.partition.ir.reasons import NotDivided
 from keras_towers.partition.ir.sizes import EXAMPLES, UNKNOWN
 from keras_towers.partition.ir.values import (
     Elements,
@@ -29,8 +26,6 @@ from keras_towers.partition.ir.values import (
     common_elements,
     common_facts,
     have_same_facts,
-    known_axes,
-    known_ints,
 )
 
 pytestmark = pytest.mark.core
@@ -42,14 +37,7 @@ def _unit(size, **options):
     return Unit(size, None, None, None, **options)
 
 
-ROWS, SIX, WEIGHT = _unit(N), _unit(6), _unit(8, of_variables=True)
-
-
-def _known(*entries, shape=None):
-    known = np.empty(len(entries), object)
-    known[:] = entries
-    known = known if shape is None else known.reshape(shape)
-    return Value(REPLICATED, shape=known.shape, known=known)
+ROWS, SIX = _unit(N), _unit(6)
 
 
 @pytest.mark.parametrize(
@@ -68,86 +56,6 @@ def _known(*entries, shape=None):
 )
 def test_rows_per_unit_in(unit, size, wanted):
     assert Sharded(0, unit).rows_per_unit_in(size) == wanted
-
-
-def test_sharded():
-    layout = Sharded(1, ROWS, blocks=2, rows=3)
-    assert (layout.rows_per_unit, layout.size) == (6, 6 * N)
-    assert layout.at_axis(0) == Sharded(0, ROWS, 2, 3)
-    assert not layout.of_variables and not Sharded(0).of_variables
-    assert Sharded(0, WEIGHT).of_variables
-
-
-def test_mesh_layout():
-    rows, columns = InShards(0, 8), InShards(1, 6)
-    both = MeshLayout(rows, columns)
-    assert both.rows is rows and both.divides
-    for towers in (REPLICATED, Mirrored()):
-        whole = MeshLayout(towers)
-        assert whole.rows is None and not whole.divides
-        assert MeshLayout(towers, columns).divides
-
-
-@pytest.mark.parametrize(
-    ("layout", "whole", "replicated", "partial"),
-    [
-        (REPLICATED, None, True, False),
-        (PARTIAL, None, False, True),
-        (PARTIAL, "the sum", True, False),
-        (Sharded(0), None, False, False),
-        (Sharded(0), "gathered", False, False),
-    ],
-)
-def test_is_replicated_and_is_partial(layout, whole, replicated, partial):
-    value = Value(layout, whole=whole)
-    assert (value.is_replicated, value.is_partial) == (replicated, partial)
-
-
-def test_entries():
-    assert _known(2, N).entries == [2, N]
-    assert Value(REPLICATED, shape=(2,)).entries == [UNKNOWN, UNKNOWN]
-    for shape in ((N,), (2, 2), (), None):
-        with pytest.raises(NotDivided):
-            _ = Value(REPLICATED, shape=shape).entries
-    with pytest.raises(NotDivided):
-        _ = _known(1, 2, shape=(1, 2)).entries
-
-
-def test_number():
-    assert _known(N).number == N
-    assert _known(7, shape=(1, 1)).number == 7
-    assert _known(7, 7).number is UNKNOWN
-    assert Value(REPLICATED, shape=()).number is UNKNOWN
-
-
-@pytest.mark.parametrize("missing", ["sizes", "known_array"])
-def test_what_is_not_known_is_not_divided(missing):
-    with pytest.raises(NotDivided):
-        getattr(Value(REPLICATED), missing)
-    assert Value(REPLICATED, shape=(2, 3)).sizes == (2, 3)
-    assert Value(REPLICATED).rank == 0
-    assert Value(REPLICATED, shape=(2, 3)).rank == 2
-
-
-def test_as_rows():
-    rows = Value(Sharded(0, ROWS), local="its rows")
-    assert rows.as_rows() == (Sharded(0, ROWS), "its rows")
-    assert rows.sharded and Value(PARTIAL).sharded is None
-    with pytest.raises(NotDivided):
-        Value(PARTIAL).as_rows()
-
-
-def test_known_ints():
-    assert known_ints(_known(3, -1, shape=(2, 1))) == [3, -1]
-    for entry in (N, UNKNOWN):
-        with pytest.raises(NotDivided):
-            known_ints(_known(1, entry))
-
-
-def test_known_axes():
-    assert known_axes(_known(-1, 0, 0), 3) == [0, 2]
-    with pytest.raises(NotDivided):
-        known_axes(_known(0), 0)
 
 
 # ---- common facts ------------------------------------------------------------

@@ -34,51 +34,40 @@ def _elements(x):
 
 # The exchanges of the results themselves are among them.
 CONVERSIONS = {
-    "rows to a whole": (lambda x: tf.unique(x[:, 0])[0], X),
-    "columns to a whole": (lambda x: tf.unique(x[0])[0], COLUMNS),
-    "blocks to a whole": (lambda x: tf.reverse(x, [1]), BLOCKS),
-    "rows of texts to a whole": (lambda x: tf.reverse(x, [0]), TEXTS),
+    "rows to a whole": lambda x: tf.unique(x[:, 0])[0],
+    "columns to a whole": lambda columns: tf.unique(columns[0])[0],
+    "blocks to a whole": lambda blocks: tf.reverse(blocks, [1]),
+    "rows of texts to a whole": lambda texts: tf.reverse(texts, [0]),
     "a sum to a whole": (tf.square, TOTAL),
-    "a sum to a whole for rows": (lambda t, x: x * tf.exp(t), TOTAL, X),
-    "the largest of all rows": (lambda x: tf.reduce_max(x, 0), X),
-    "a whole to a term of a sum": (lambda t, w: t + w, TOTAL, W),
-    "a whole back to rows": (lambda x: 2 * _once(x), X),
-    "a whole back to blocks": (lambda x: tf.reverse(x, [1]) * x, BLOCKS),
-    "one gather for all users": (
-        lambda x: (tf.unique(x[:, 0])[0], tf.unique(-x[:, 0])[0]),
-        X,
+    "a sum to a whole for rows": lambda total, x: x * tf.exp(total),
+    "the largest of all rows": lambda x: tf.reduce_max(x, 0),
+    "a whole to a term of a sum": lambda total, w: total + w,
+    "a whole back to rows": lambda x: 2 * _once(x),
+    "a whole back to blocks": lambda blocks: tf.reverse(blocks, [1]) * blocks,
+    "one gather for all users": lambda x: (
+        tf.unique(x[:, 0])[0],
+        tf.unique(-x[:, 0])[0],
     ),
-    "one gather of the same rows": (
-        lambda x: (_once(x), tf.reverse(x, [0])),
-        X,
+    "one gather of the same rows": lambda x: (_once(x), tf.reverse(x, [0])),
+    "one sum for all users": lambda total: (tf.exp(total), tf.sin(total)),
+    "the sum in place of what follows": lambda total: (tf.exp(total), -total),
+    "what follows of a larger sum": lambda total: (
+        tf.exp(total),
+        tf.reduce_sum(total),
     ),
-    "one sum for all users": (lambda t: (tf.exp(t), tf.sin(t)), TOTAL),
-    "the sum in place of what follows": (lambda t: (tf.exp(t), -t), TOTAL),
-    "what follows of a larger sum": (
-        lambda t: (tf.exp(t), tf.reduce_sum(t)),
-        TOTAL,
+    "a list of elements with rows": lambda x: lists.stack(
+        lists.push(lists.empty(tf.shape(x)), x), -1
     ),
-    "a list of elements with rows": (
-        lambda x: lists.stack(lists.push(lists.empty(tf.shape(x)), x), -1),
-        X,
+    "a list to a whole": lambda x: tf.raw_ops.TensorListGather(
+        input_handle=_elements(x),
+        indices=tf.unique(tf.cast(x[:1, 0] * 0, tf.int32))[0],
+        element_shape=tf.constant(-1),
+        element_dtype=tf.float32,
     ),
-    "a list to a whole": (
-        lambda x: tf.raw_ops.TensorListGather(
-            input_handle=_elements(x),
-            indices=tf.unique(tf.cast(x[:1, 0] * 0, tf.int32))[0],
-            element_shape=tf.constant(-1),
-            element_dtype=tf.float32,
-        ),
-        X,
+    "sizes on all towers": lambda texts: tf.fill(
+        [axis_size(texts), axis_size(texts, 1)], 1.0
     ),
-    "sizes on all towers": (
-        lambda x: tf.fill([axis_size(x), axis_size(x, 1)], 1.0),
-        TEXTS,
-    ),
-    "a size that follows from towers": (
-        lambda x: axis_size(x[:, 1:], 1),
-        TEXTS,
-    ),
+    "a size that follows from towers": lambda texts: axis_size(texts[:, 1:], 1),
 }
 
 

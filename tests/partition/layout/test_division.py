@@ -33,59 +33,48 @@ def _found(x):
 
 # A tower's term may be 0 although the sum is not, and 0 times infinity is NaN.
 FACTORS = {
-    "a constant": (lambda t: 2.0 * t, TOTAL),
-    "an infinite constant": (lambda t: t * [1, 2, 3, np.inf], TOTAL),
-    "a weight": (lambda t, w: t * w, TOTAL, W),
-    "a bounded function": (lambda t, w: t * tf.tanh(w), TOTAL, W),
-    "an unbounded function": (lambda t, w: t * tf.exp(w), TOTAL, W),
-    "what is moved": (
-        lambda t, w: t * tf.reshape(tf.stack([tf.sin(w)]), [4]),
-        TOTAL,
-        W,
+    "a constant": lambda total: 2.0 * total,
+    "an infinite constant": lambda total: total * [1, 2, 3, np.inf],
+    "a weight": lambda total, w: total * w,
+    "a bounded function": lambda total, w: total * tf.tanh(w),
+    "an unbounded function": lambda total, w: total * tf.exp(w),
+    "what is moved": lambda total, w: (
+        total * tf.reshape(tf.stack([tf.sin(w)]), [4])
     ),
-    "what is moved of a weight": (
-        lambda t, w: t * tf.concat([tf.sin(w[:2]), w[2:]], 0),
-        TOTAL,
-        W,
+    "what is moved of a weight": lambda total, w: (
+        total * tf.concat([tf.sin(w[:2]), w[2:]], 0)
     ),
-    "integers": (lambda t, i: t * tf.cast(i, t.dtype), TOTAL, WHOLE),
-    "integers as halves": (lambda t, i: t * tf.cast(i, t.dtype), HALF, WHOLE),
-    "a wider float": (
-        lambda t: t * tf.cast(tf.constant([1.0, 2, 3, 4]), t.dtype),
-        DOUBLE,
+    "integers": lambda total, whole: total * tf.cast(whole, total.dtype),
+    "integers as halves": lambda half, whole: half * tf.cast(whole, half.dtype),
+    "a wider float": lambda double: (
+        double * tf.cast(tf.constant([1.0, 2, 3, 4]), double.dtype)
     ),
-    "a narrower float": (
-        lambda t, w: t * tf.cast(tf.sin(tf.cast(w, tf.float64)), t.dtype),
-        TOTAL,
-        W,
+    "a narrower float": lambda total, w: (
+        total * tf.cast(tf.sin(tf.cast(w, tf.float64)), total.dtype)
     ),
-    "the number of examples": (lambda t, x: t * _size(x), TOTAL, X),
-    "a sum": (lambda t: t * t, TOTAL),
-    "a choice of infinities": (
-        lambda t: t * tf.one_hot(1, 4, on_value=1.0, off_value=np.inf),
-        TOTAL,
+    "the number of examples": lambda total, x: total * _size(x),
+    "a sum": lambda total: total * total,
+    "a choice of infinities": lambda total: (
+        total * tf.one_hot(1, 4, on_value=1.0, off_value=np.inf)
     ),
-    "a matrix of constants": (
-        lambda t: tf.linalg.matvec(tf.fill((2, 4), 0.25), t),
-        TOTAL,
+    "a matrix of constants": lambda total: tf.linalg.matvec(
+        tf.fill((2, 4), 0.25), total
     ),
-    "a divisor": (lambda t: t / 4.0, TOTAL),
-    "a divisor of 0": (lambda t: t / [1.0, 0.0, 1.0, 1.0], TOTAL),
-    "the number of examples as divisor": (lambda t, x: t / _size(x), TOTAL, X),
-    "a number found as divisor": (lambda t, x: t / _found(x), TOTAL, X),
+    "a divisor": lambda total: total / 4.0,
+    "a divisor of 0": lambda total: total / [1.0, 0.0, 1.0, 1.0],
+    "the number of examples as divisor": lambda total, x: total / _size(x),
+    "a number found as divisor": lambda total, x: total / _found(x),
     "a sum as divisor": (lambda t, w: w / t, partial_sum(4, low=1.0), W),
-    "a divisor that is never 0": (
-        lambda t, w: tf.math.divide_no_nan(t, w),
-        TOTAL,
-        W,
+    "a divisor that is never 0": lambda total, w: tf.math.divide_no_nan(
+        total, w
     ),
-    "a choice": (lambda t, w: tf.where(w > 0, t, w), TOTAL, W),
-    "a choice by the sum": (lambda t, w: tf.where(t > 0, w, w), TOTAL, W),
-    "rows": (lambda t, x: t + x, TOTAL, X),
-    "a term": (lambda t, w: t - w, TOTAL, W),
-    "a term of rows": (lambda t, x: t + tf.reduce_sum(x, 0), TOTAL, X),
-    "another result": (lambda t: (tf.exp(t), -t), TOTAL),
-    "a smaller result": (lambda t: (tf.exp(t), tf.reduce_sum(t)), TOTAL),
+    "a choice": lambda total, w: tf.where(w > 0, total, w),
+    "a choice by the sum": lambda total, w: tf.where(total > 0, w, w),
+    "rows": lambda total, x: total + x,
+    "a term": lambda total, w: total - w,
+    "a term of rows": lambda total, x: total + tf.reduce_sum(x, 0),
+    "another result": lambda total: (tf.exp(total), -total),
+    "a smaller result": lambda total: (tf.exp(total), tf.reduce_sum(total)),
 }
 
 
@@ -96,13 +85,13 @@ test_where_a_sum_meets_it = as_listed(
 
 # Sums are rounded once, not each term.
 CASTS = {
-    "a wider float": (lambda t: tf.cast(t, tf.float64), TOTAL),
-    "the same": (lambda t: tf.raw_ops.Cast(x=t, DstT=t.dtype), TOTAL),
-    "a narrower float": (lambda t: tf.cast(t, tf.float32), DOUBLE),
-    "another half": (lambda t: tf.cast(t, tf.bfloat16), HALF),
-    "integers": (lambda t: tf.cast(t, tf.int32), TOTAL),
-    "a float of integers": (lambda t: tf.cast(t, tf.float32), COUNT),
-    "truth values": (lambda t: tf.cast(t, tf.bool), COUNT),
+    "a wider float": lambda total: tf.cast(total, tf.float64),
+    "the same": lambda total: tf.raw_ops.Cast(x=total, DstT=total.dtype),
+    "a narrower float": lambda double: tf.cast(double, tf.float32),
+    "another half": lambda half: tf.cast(half, tf.bfloat16),
+    "integers": lambda total: tf.cast(total, tf.int32),
+    "a float of integers": lambda count: tf.cast(count, tf.float32),
+    "truth values": lambda count: tf.cast(count, tf.bool),
 }
 
 
@@ -113,17 +102,16 @@ test_where_a_sum_is_cast_to = as_listed(
 
 CHOICES = {
     "rows of both": (lambda x, y: x * y, X, X),
-    "rows of one": (lambda x, w: w - x, X, W),
-    "rows and columns": (lambda x, y: x + tf.transpose(y), X, COLUMNS),
-    "pairs of rows": (lambda x: x[:, None] - x[None], X),
+    "rows of one": lambda x, w: w - x,
+    "rows and columns": lambda x, columns: x + tf.transpose(columns),
+    "pairs of rows": lambda x: x[:, None] - x[None],
     "a row that is broadcast": (lambda x, w: x + w, X, replicated(1, 4)),
-    "rows that are one per tower": (
-        lambda x: x + tf.reduce_sum(x, 0, keepdims=True),
-        X,
+    "rows that are one per tower": lambda x: (
+        x + tf.reduce_sum(x, 0, keepdims=True)
     ),
-    "no axis": (lambda x: tf.reverse(x, [0]), X),
-    "an axis that is not divided": (lambda x: tf.cumsum(x, 0), X),
-    "rows beside columns": (lambda x, y: tf.tensordot(x, y, 0), X, COLUMNS),
+    "no axis": lambda x: tf.reverse(x, [0]),
+    "an axis that is not divided": lambda x: tf.cumsum(x, 0),
+    "rows beside columns": lambda x, columns: tf.tensordot(x, columns, 0),
 }
 
 
@@ -132,25 +120,23 @@ test_which_axis_is_divided = as_listed("division: choices", CHOICES)
 
 # Where the trace knows the number of examples, another size may equal it.
 MADE = {
-    "ones": (lambda x: x + tf.ones([6, 4]), KNOWN),
-    "a range": (lambda x: x * tf.range(6.0)[:, None], KNOWN),
-    "ones that are transposed": (
-        lambda x: x - tf.transpose(2 * tf.ones([4, 6])),
-        KNOWN,
+    "ones": lambda known: known + tf.ones([6, 4]),
+    "a range": lambda known: known * tf.range(6.0)[:, None],
+    "ones that are transposed": lambda known: (
+        known - tf.transpose(2 * tf.ones([4, 6]))
     ),
-    "a table of units": (lambda x: x * tf.one_hot(tf.range(6) % 4, 4), KNOWN),
-    "a matrix with as many units": (lambda x: x @ tf.ones([4, 6]), KNOWN),
-    "its transpose": (lambda x: tf.transpose(x @ tf.ones([4, 6])), KNOWN),
-    "ones beside rows": (lambda x: (2 * x, 2 * tf.ones([6, 4])), KNOWN),
-    "joined ones": (lambda x: tf.concat([x, tf.fill([6, 4], 2.0)], 0), KNOWN),
+    "a table of units": lambda known: known * tf.one_hot(tf.range(6) % 4, 4),
+    "a matrix with as many units": lambda known: known @ tf.ones([4, 6]),
+    "its transpose": lambda known: tf.transpose(known @ tf.ones([4, 6])),
+    "ones beside rows": lambda known: (2 * known, 2 * tf.ones([6, 4])),
+    "joined ones": lambda known: tf.concat([known, tf.fill([6, 4], 2.0)], 0),
     "joined numbers": (
         lambda i: tf.concat([i, tf.fill([6], 1)], 0),
         sharded(-1, dtype="int32", examples=6),
     ),
-    "tiled ones": (lambda x, w: x * tf.tile(w[None], [6, 1]), KNOWN, W),
-    "reshaped numbers": (
-        lambda x: x + tf.reshape(tf.range(24.0), [6, 4]),
-        KNOWN,
+    "tiled ones": lambda known, w: known * tf.tile(w[None], [6, 1]),
+    "reshaped numbers": lambda known: (
+        known + tf.reshape(tf.range(24.0), [6, 4])
     ),
 }
 

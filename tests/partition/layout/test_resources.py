@@ -1,5 +1,7 @@
 """The order in which resources are read and written."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -8,7 +10,7 @@ from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.layouts import REPLICATED
 from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.values import Value
-from keras_towers.partition.layout.resources import Resources
+from keras_towers.partition.layout.resources import VariableContents
 from keras_towers.partition.timeline.timeline import Levels
 
 NUMBER = tf.TensorShape([])
@@ -21,7 +23,8 @@ def handle(axes=ONCE):
 @pytest.fixture
 def mirrored():
     """Resources with a variable that has copies, and both its handles."""
-    resources, common, local = Resources(), handle(), handle(TOWERS)
+    resources = VariableContents(types.SimpleNamespace(builder=Builder()))
+    common, local = handle(), handle(TOWERS)
     resources.add_copies(common, local)
     return resources, common, local
 

@@ -87,13 +87,12 @@ def test_a_list_that_a_function_of_the_trace_appends_to():
         push = tf.raw_ops.TensorListPushBack
         return one, push(input_handle=other, tensor=1.0)
 
-    graph = tf.Graph()
+    graph, concrete = tf.Graph(), body.get_concrete_function()
     with graph.as_default():
-        body.get_concrete_function().add_to_graph(graph)
-    name = body.get_concrete_function().name
+        concrete.add_to_graph(graph)
     builder = Builder()
     one, other = _rows(builder), _rows(builder)
-    called = tf.compat.v1.AttrValue(func={"name": name})
+    called = tf.compat.v1.AttrValue(func={"name": concrete.name})
     builder.add(
         "While",
         [one, other],

@@ -12,11 +12,9 @@ This one has the same names and semantics, also those of ``horovod.tensorflow``;
 differences are documented where they occur.
 
 ``distributed_optimizers``
-  Optimizers and tapes that reduce their gradients over the ranks.
+  Optimizers and tapes that reduce their gradients over Horovod's ranks.
 ``elastic_states``
   ``hvd.elastic``: training that goes on when processes are lost or join.
-``horovod_reducer``
-  Reduces the gradients of optimizers and tapes over Horovod's ranks.
 ``operations``
   Horovod's operations on tensors, Keras variables, arrays and numbers.
 """

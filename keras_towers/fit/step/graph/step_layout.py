@@ -27,12 +27,10 @@ from keras_towers.foundation import compat
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.notices import first_time, logger
 from keras_towers.foundation.object_types import Structure
+from keras_towers.partition import LayoutOptions, Program, partition_over_mesh
 from keras_towers.partition.ir.axes import SHARDS, TOWERS
 from keras_towers.partition.ir.layouts import FIXED, REPLICATED
-from keras_towers.partition.ir.program import Program
 from keras_towers.partition.ir.sizes import ASSUMED_LENGTH
-from keras_towers.partition.layout.conversions import LayoutOptions
-from keras_towers.partition.mesh import partition_over_mesh
 from keras_towers.partition.timeline.kept_results import KEEP_ALL, RematLimits
 from keras_towers.partition.timeline.local_step import (
     LocalStep,

@@ -40,7 +40,6 @@ from keras_towers.partition.ir.program import (
     Tensor,
     needed_operations,
 )
-from keras_towers.partition.layout.resources import type_of_content
 from keras_towers.partition.timeline.timeline import Timeline
 from keras_towers.partition.xla.xla_pieces import Stage, Stages, needs_call
 from keras_towers.transport.devices import same_device
@@ -400,7 +399,7 @@ class TowerFunctions:
         for tensor in operation.inputs:
             if tensor.handle is None:
                 continue
-            dtype, shape = type_of_content(tensor)
+            dtype, shape = tensor.type_of_content
             if dtype in _NOT_COMPILED or not shape.is_fully_defined():
                 return False
             # XLA uses no variables of other devices. An accelerator has none of

@@ -249,7 +249,7 @@ def trace(
     place: Callable[[], None] = lambda: None,
     own_statistics: bool = False,
     xla: bool = False,
-    find_placement: Callable[[], compat.Placement | None] = lambda: None,
+    find_placement: Callable[[], compat.TracePlacement | None] = lambda: None,
     update: WeightUpdate | None = None,
     active: thread_state.ActiveStep | None = None,
     again: bool = True,

@@ -320,6 +320,7 @@ class DeviceMemory:
             return Room(choices=[self._now])
         placed = PlacedModel(config, model)
 
+        @functools.cache
         def held_by(shards: Shards | None) -> Needs:
             if shards == self._now:
                 return placed.held(ranks)

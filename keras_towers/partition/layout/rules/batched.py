@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 
 from keras_towers.partition.ir.layouts import (
     REPLICATED,
@@ -20,7 +20,7 @@ from keras_towers.partition.ir.registry import (
     Labels,
     operation,
 )
-from keras_towers.partition.ir.sizes import UNKNOWN, Size, broadcast_size
+from keras_towers.partition.ir.sizes import UNKNOWN, Size, broadcast
 from keras_towers.partition.ir.values import Value, Values, known_ints
 from keras_towers.partition.layout.layout_pass import apply_rules
 from keras_towers.partition.layout.nodes import Node
@@ -84,12 +84,8 @@ def batch(
         outputs: list[Labels | None] = [*labels[count:]]
         if vectors and not node.attr(vectors):
             outputs[1:] = [None] * len(outputs[1:])
-        options = [None] * (len(inputs) - count)
         return Factors(
-            [*labels[:count], *options],
-            outputs,
-            linear=linear,
-            needs_rows=needs_rows,
+            labels[:count], outputs, linear=linear, needs_rows=needs_rows
         )
 
     return axes
@@ -106,11 +102,6 @@ def _image_shape(node: Node, images: Value, *kernel: Value) -> Shape:
         channels_first = node.attr("data_format").startswith(b"NC")
         sizes[1 if channels_first else -1] = UNKNOWN
     return tuple(sizes)
-
-
-def _shape_of_gradient(node: Node, scores: Value, labels: Value) -> Shape:
-    both = zip(scores.sizes, labels.sizes, strict=True)
-    return tuple(broadcast_size(size, other) for size, other in both)
 
 
 def _top_k_shape(node: Node, value: Value, count: Value) -> Shape:
@@ -231,11 +222,7 @@ def _solve(node: Node, matrix: Value, right: Value, *options: Value) -> Factors:
     # The axes of the batch are counted from the last one on, to be broadcast.
     batches = [range(2 - value.rank, 0) for value in (matrix, right)]
     return Factors(
-        [
-            [*batches[0], None, None],
-            [*batches[1], None, "columns"],
-            *[None] * len(options),
-        ],
+        [[*batches[0], None, None], [*batches[1], None, "columns"]],
         [[*range(-most, 0), None, "columns"]],
     )
 
@@ -261,8 +248,9 @@ def _einsum(node: Node, *inputs: Value) -> Factors:
         _einsum_labels(term, value.rank)
         for term, value in zip(left.split(","), inputs, strict=True)
     ]
-    batch = max((_in_ellipsis(term) for term in terms), key=len)
-    output = _einsum_labels(right, len(right.replace("...", "")) + len(batch))
+    # The axes of the ellipsis are numbers.
+    batch = max(sum(isinstance(a, int) for a in term) for term in terms)
+    output = _einsum_labels(right, len(right.replace("...", "")) + batch)
     require(not any(len({*term}) < len(term) for term in (*terms, output)))
     # A factor without the axis multiplies the sum, which may not be 0 times
     # infinity although a tower's term is.
@@ -280,10 +268,6 @@ def _einsum_labels(term: str, rank: int) -> list[Hashable]:
     before, ellipsis, after = term.partition("...")
     count = rank - len(before) - len(after) if ellipsis else 0
     return [*before, *range(-count, 0), *after]
-
-
-def _in_ellipsis(labels: Sequence[object]) -> list[int]:
-    return [label for label in labels if isinstance(label, int)]
 
 
 # ---- what is known of them ---------------------------------------------------
@@ -319,7 +303,7 @@ operation("MaxPoolGrad MaxPool3DGrad MaxPool3DGradGrad",
     labels=batch(1, 3, needs_rows=True))
 operation("SpaceToBatchND BatchToSpaceND", _space_and_batch)
 operation("SoftmaxCrossEntropyWithLogits", _cross_entropy, labels=batch(1, 2),
-    shape=_shape_of_gradient)
+    shape=lambda node, *both: tuple(broadcast(*[v.sizes for v in both])))
 # The losses have fewer axes, but the gradient has the shape of the scores.
 operation("SparseSoftmaxCrossEntropyWithLogits", _cross_entropy,
     labels=batch(1, 2), shape=like_first)

@@ -46,7 +46,6 @@ from keras_towers.partition.ir.values import (
 )
 from keras_towers.partition.layout.layout_pass import lay_out_function
 from keras_towers.partition.layout.nodes import Node
-from keras_towers.partition.layout.resources import type_of_content
 from keras_towers.partition.layout.units import Units
 
 _K = TypeVar("_K")
@@ -334,7 +333,7 @@ def _lay_out_functions(
         functions.append(Function((), tensors, inside.builder.operations))
     bound, captures = bind_captures(functions)
     traced = [(t.dtype, t.shape) for t in node.operation.outputs]
-    traced += map(type_of_content, written)
+    traced += [handle.type_of_content for handle in written]
     specs = [
         (dtype, local_shape(shape, result.layout))
         for (dtype, shape), result in zip(traced, results, strict=True)

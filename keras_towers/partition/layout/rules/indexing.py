@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 from keras_towers.partition.ir.builder import static
-from keras_towers.partition.ir.layouts import PARTIAL, REPLICATED, Sharded
+from keras_towers.partition.ir.layouts import PARTIAL, REPLICATED
 from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.reasons import NotDivided, require, unless_none
 from keras_towers.partition.ir.registry import Factors, NewAxis, Rule, operation
@@ -156,7 +156,7 @@ def _sparse_reorder(node: Node, *inputs: Value) -> Values:
 
 def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
     """Add an entry to each row of a sparse matrix that has none."""
-    builder, units = node.builder, node.units
+    builder = node.builder
     numbers, operands = _local_operands(
         node.converter, inputs, (*_MATRIX, "same")
     )
@@ -164,17 +164,14 @@ def _fill_empty_rows(node: Node, *inputs: Value) -> Values:
     indices, entries, is_empty, places = node.copy(
         operands, [static((None, 2)), *[vector] * 3]
     )
-    unit = units.data_dependent_unit(
-        ("filled", entries), builder.axis_size(entries)
-    )
-    filled = Sharded(0, unit)
+    filled = node.units.found_rows(("filled", entries), entries)
     found = index_value(builder, indices, filled, rows, rank=2)
     found.meaning = dataclasses.replace(
         unless_none(found.row_numbers), are_all=True
     )
     return [
         found,
-        Value(filled, entries, shape=(unit.size,)),
+        Value(filled, entries, shape=(filled.size,)),
         Value(rows, is_empty, shape=(rows.size,)),
         entry_numbers(builder, places, numbers.layout, filled),
     ]
@@ -230,7 +227,7 @@ def _gather_axes(
     picked[:batch] = kept[:batch]
     output = [*kept[:axis], *picked[batch:], *kept[axis + 1 :]]
     labels = [*kept[:axis], None, *kept[axis + 1 :]]
-    return Factors([labels, picked, None], [output], linear=[[0]])
+    return Factors([labels, picked], [output], linear=[[0]])
 
 
 def _gather(node: Node, values: Value, indices: Value, along: Value) -> Values:
@@ -288,7 +285,7 @@ def _scatter_nd_axes(
     # The trailing axes have the global shape that is given.
     labels = [*picked, *[None] * len(trailing)]
     return Factors(
-        [[*picked, None], labels, None],
+        [[*picked, None], labels],
         [[*[None] * depth, *trailing]],
         linear=[[1]],
         summed=picked if is_number else (),
@@ -304,7 +301,7 @@ def _scatter_add(node: Node, values: Value, *inputs: Value) -> Values:
         REPLICATED, node.converter.to_partial(values), shape=values.shape
     )
     factors = Factors(
-        [None, *scattered.inputs[:2]],
+        [None, *scattered.inputs],
         scattered.outputs,
         linear=(),
         summed=scattered.summed,
@@ -322,7 +319,7 @@ def _segment_axes(
     of_segments, trailing = labels[: segments.rank], labels[segments.rank :]
     is_sum = node.type == "UnsortedSegmentSum"
     return Factors(
-        [labels, of_segments, None],
+        [labels, of_segments],
         [[NewAxis(count.number), *trailing]],
         linear=[[0]] if is_sum else (),
         summed=of_segments if is_sum else (),

@@ -35,7 +35,6 @@ from keras_towers.partition.ir.sizes import UNKNOWN
 from keras_towers.partition.ir.values import Value, Values, replicated
 from keras_towers.partition.layout.layout_pass import lay_out_function
 from keras_towers.partition.layout.nodes import Node, Scope
-from keras_towers.partition.layout.resources import type_of_content
 from keras_towers.partition.layout.rules.control_flow import (
     add_loop,
     called_graph,
@@ -167,7 +166,7 @@ def _lay_out_round(
         dtype, traced = (
             (graph.inputs[key].dtype, graph.inputs[key].shape)
             if isinstance(key, int)
-            else type_of_content(key)
+            else key.type_of_content
         )
         shape = local_shape(traced, state.layout)
         tensors.append(Tensor(dtype, shape, BATCH))

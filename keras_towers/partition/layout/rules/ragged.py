@@ -217,7 +217,7 @@ def _gather_rows(node: Node, *inputs: Value) -> Values:
     *limits, found = node.copy([*operands, own], shapes)
     results = []
     for own in limits:
-        results.append(splits_value(node.units, own, ("parts", own), rows))
+        results.append(splits_value(node.units, own, rows))
         rows = splits_of(results[-1]).entries
     return [*results, Value(rows, found, shape=(rows.size, *trailing))]
 
@@ -227,7 +227,7 @@ def _n_grams(node: Node, texts: Value, ends: Value) -> Values:
     splits = splits_of(ends)
     own = node.converter.shard(texts, splits.entries)
     grams, limits = copy_on_towers(node, [own, splits.local])
-    after = splits_value(node.units, limits, ("parts", grams), splits.rows)
+    after = splits_value(node.units, limits, splits.rows)
     return [_entries(grams, after), after]
 
 
@@ -243,7 +243,7 @@ def _places_in_rows(
     require(isinstance(step, int) and step > 0)
     operands = [first.local, last.local, node.converter.replicate(steps)]
     ends, own = copy_on_towers(node, operands)
-    splits = splits_value(node.units, ends, ("parts", own), first.rows)
+    splits = splits_value(node.units, ends, first.rows)
     layout = splits_of(splits).entries
     return [splits, entry_numbers(builder, own, layout, first.entries)]
 
@@ -260,7 +260,7 @@ def _decode_texts(node: Node, texts: Value) -> Values:
     """Decode each tower's texts."""
     rows, own = texts.as_rows()
     limits, *found = copy_on_towers(node, [own])
-    splits = splits_value(node.units, limits, ("parts", limits), rows)
+    splits = splits_value(node.units, limits, rows)
     return [splits, *[_entries(part, splits) for part in found]]
 
 
@@ -289,10 +289,7 @@ def _parse_examples(
     dense = own[3 * sparse : len(own) - 2 * ragged]
     results += [Value(layout, part) for part in dense]
     limits = own[len(own) - ragged :]
-    splits = [
-        splits_value(node.units, each, ("parts", each), layout)
-        for each in limits
-    ]
+    splits = [splits_value(node.units, each, layout) for each in limits]
     entries = own[len(own) - 2 * ragged : len(own) - ragged]
     return [*results, *map(_entries, entries, splits), *splits]
 

@@ -24,7 +24,6 @@ from keras_towers.partition.ir.reasons import (
 from keras_towers.partition.ir.registry import operation
 from keras_towers.partition.ir.sizes import UNKNOWN, Size
 from keras_towers.partition.ir.values import Value, Values
-from keras_towers.partition.layout.conversions import Converter
 from keras_towers.partition.layout.nodes import Node
 from keras_towers.partition.layout.rules.shapes import (
     made_of_shape,
@@ -67,11 +66,14 @@ def _draw_rows(
     counts = 1
     if node.type == "StatelessTruncatedNormalV2" and not node.options.xla:
         counts = group * _RESERVED // _MOST_PER_COUNT
+    first = converter.replicate(counter)
     shared = [converter.replicate(value) for value in (key, algorithm, *limits)]
 
     def draw(shape: Tensor, steps: Tensor, size: tf.TensorShape) -> Tensor:
-        operands = [shape, shared[0], _advance(converter, counter, steps)]
-        operands += shared[1:]
+        # The words of a counter are little-endian.
+        more = builder.size_vector([steps, 0], first.dtype)
+        own = builder.op("AddV2", [first, more], first.shape)
+        operands = [shape, shared[0], own, *shared[1:]]
         (numbers,) = node.copy(operands, [size])
         return numbers
 
@@ -92,19 +94,11 @@ def _draw_rows(
         builder.scaled_size(counts, builder.op("FloorDiv", [begin, group], ())),
         tf.TensorShape([None]),
     )
-    first = builder.op("FloorMod", [begin, group], ())
-    ends = [builder.size_vector([end], SIZE_DTYPE) for end in (first, length)]
+    skipped = builder.op("FloorMod", [begin, group], ())
+    ends = [builder.size_vector([end], SIZE_DTYPE) for end in (skipped, length)]
     flat = builder.op("Slice", [drawn, *ends], (None,))
     local = builder.op("Reshape", [flat, shape], size)
     return [Value(layout, local, shape=sizes)]
-
-
-def _advance(converter: Converter, counter: Value, steps: Tensor) -> Tensor:
-    """Advance a counter by a number; its words are little-endian."""
-    builder = converter.builder
-    start = converter.replicate(counter)
-    more = builder.size_vector([steps, 0], start.dtype)
-    return builder.op("AddV2", [start, more], start.shape)
 
 
 # fmt: off

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -24,6 +24,8 @@ from keras_towers.partition.layout.nodes import Node
 from keras_towers.partition.layout.rules import row_numbers, row_splits
 from keras_towers.partition.layout.units import Units
 
+_COPIES = ("Identity", "StopGradient", "Snapshot")
+
 
 def _reduction(node: Node, value: Value, over: Value) -> Factors:
     reduced = known_axes(over, value.rank)
@@ -38,7 +40,7 @@ def _reduction(node: Node, value: Value, over: Value) -> Factors:
         if keeps or axis not in reduced
     ]
     return Factors(
-        [range(value.rank), None],
+        [range(value.rank)],
         [left],
         linear=[[0]] if is_linear else (),
         summed=reduced if node.type == "Sum" else (),
@@ -177,16 +179,17 @@ def _channels(node: Node, value: Value) -> int:
 
 def _mean_of_rows(node: Node, value: Value, over: Value) -> Values:
     """Compute a mean over rows; a tower without rows contributes 0."""
-    builder, units, scope = node.builder, node.units, node.scope
-    name = node.operation.name
-    mean = scope.values.get(scope.paired_variances.mean_of.get(name, ""))
-    if mean is not None and mean.variance is not None:
-        return [mean.variance]
+    builder, units, mean = node.builder, node.units, node.operation
+    known = node.scope.variances.pop(mean, None)
+    if known is not None:
+        return [known]
     reduced, (layout, rows) = known_axes(over, value.rank), value.as_rows()
     require(layout.axis in reduced and node.dtype(0).is_floating)
-    variance = scope.paired_variances.variance_of.get(name)
+    variance = _variance_of(mean) if builder.can_exchange else None
     if variance is not None:
-        return [_mean_with(variance, units, node.operation, value, reduced)]
+        both = _mean_with(variance, units, mean, value, reduced)
+        of_mean, node.scope.variances[variance] = both
+        return [of_mean]
     # The sum might overflow, so the local means are weighted.
     along = builder.constant(reduced, node.dtype(1))
     (mean_of_tower,) = node.copy([rows, along])
@@ -201,7 +204,7 @@ def _mean_with(
     mean: tf.Operation,
     value: Value,
     reduced: Sequence[int],
-) -> Value:
+) -> tuple[Value, Value]:
     """Compute a mean of rows, and their variance in the same exchange.
 
     Args:
@@ -247,8 +250,49 @@ def _mean_with(
         "SquaredDifference", [means, asserted(of_mean.whole)], means.shape
     )
     variances = builder.op("AddV2", [variances, deviations], means.shape)
-    of_mean.variance = combine(variances, variance)
-    return of_mean
+    return of_mean, combine(variances, variance)
+
+
+def _variance_of(mean: tf.Operation) -> tf.Operation | None:
+    """Return the operation that computes the variance of a mean, or None."""
+    if not mean.get_attr("keep_dims"):
+        return None
+    entries, axes = mean.inputs
+    for squares in _find_squares(mean.outputs[0], entries):
+        for user in squares.consumers():
+            is_mean = user.type == "Mean" and user.inputs[0] is squares
+            if is_mean and _same_axes(user.inputs[1], axes):
+                return user
+    return None
+
+
+def _find_squares(
+    mean: tf.Tensor, entries: tf.Tensor
+) -> Iterator[tf.Operation]:
+    """Yield the squared differences between entries and their mean."""
+    waiting = [mean]
+    while waiting:
+        tensor = waiting.pop()
+        for user in tensor.consumers():
+            if user.type in _COPIES:
+                waiting += user.outputs
+            elif {*map(id, user.inputs)} != {id(tensor), id(entries)}:
+                continue
+            elif user.type == "SquaredDifference":
+                yield user.outputs[0]
+            elif user.type == "Sub":
+                for square in user.outputs[0].consumers():
+                    if square.type == "Square":
+                        yield square.outputs[0]
+
+
+def _same_axes(one: tf.Tensor, other: tf.Tensor) -> bool:
+    if one is other:
+        return True
+    values = [tf.get_static_value(t) for t in (one, other)]
+    if any(value is None for value in values):
+        return False
+    return sorted(values[0].ravel()) == sorted(values[1].ravel())
 
 
 # ---- what is known of them ---------------------------------------------------

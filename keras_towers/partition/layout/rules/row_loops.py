@@ -85,17 +85,12 @@ class _CarriedState(enum.Enum):
 
 _ADDS = ("Add", "AddV2", "AddN")
 _ACCESSIBLE = (_CarriedState.UNCHANGED, _CarriedState.SET)
-# The state after an operation, by its type and the state before.
+# By the type of an operation: the states that may be before it, and that after.
 _TRANSITIONS = {
-    **{(type_, _CarriedState.SUM): _CarriedState.SUM for type_ in _ADDS},
-    **{
-        ("TensorListSetItem", state): _CarriedState.SET for state in _ACCESSIBLE
-    },
-    **{
-        ("TensorListPopBack", state): _CarriedState.POPPED
-        for state in _ACCESSIBLE
-    },
-    ("TensorListPushBack", _CarriedState.NOT_PUSHED): _CarriedState.PUSHED,
+    **dict.fromkeys(_ADDS, ((_CarriedState.SUM,), _CarriedState.SUM)),
+    "TensorListSetItem": (_ACCESSIBLE, _CarriedState.SET),
+    "TensorListPopBack": (_ACCESSIBLE, _CarriedState.POPPED),
+    "TensorListPushBack": ((_CarriedState.NOT_PUSHED,), _CarriedState.PUSHED),
 }
 
 
@@ -409,7 +404,8 @@ class _Round:
             return _CarriedState.UNCHANGED, origins[0] if origins else None
         require(len(before) == 1)
         ((state, origin),) = before
-        after = _TRANSITIONS.get((node.type, state))
+        may_be, then = _TRANSITIONS.get(node.type, ((), None))
+        after = then if state in may_be else None
         # A list must be what is accessed, not an element of another list.
         require(after is _CarriedState.SUM or inputs[0] in self.tracked)
         if after is None:

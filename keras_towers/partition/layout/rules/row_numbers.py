@@ -46,15 +46,11 @@ _Changes: TypeAlias = dict[str, Any]
 
 def _where(node: Node, mask: Value) -> Values:
     """Find the true entries among each tower's rows."""
-    builder = node.builder
     layout, local = mask.as_rows()
     require(not layout.axis and layout.blocks == 1)
     (indices,) = node.copy([local])
-    unit = node.units.data_dependent_unit(
-        skip_reshapes(local), builder.axis_size(indices)
-    )
-    rows = Sharded(0, unit)
-    return [index_value(builder, indices, rows, layout, mask.rank)]
+    rows = node.units.found_rows(skip_reshapes(local), indices)
+    return [index_value(node.builder, indices, rows, layout, mask.rank)]
 
 
 def index_value(
@@ -138,10 +134,7 @@ def sparse_values(
 ) -> list[Value]:
     """Return the values of a sparse tensor, given its parts on each tower."""
     builder, units = node.builder, node.units
-    unit = units.data_dependent_unit(
-        ("found", entries), builder.axis_size(entries)
-    )
-    rows = Sharded(0, unit)
+    rows = units.found_rows(("found", entries), entries)
     most = node.converter.reduce_over_towers(
         "Max", builder.vector_entry(size, 1), ()
     )
@@ -179,18 +172,14 @@ def _dynamic_partition(node: Node, values: Value, parts: Value) -> Values:
     """Partition the rows of each tower."""
     layout, own_parts = parts.as_rows()
     require(not layout.axis and layout.blocks == 1)
-    rows = node.converter.shard(values, layout)
+    whole = node.converter.shard(values, layout)
     trailing = values.sizes[parts.rank :]
     shape = static((None, *trailing))
-    parts_of_rows = node.copy([rows, own_parts], [shape] * node.num_outputs)
+    parts_of_rows = node.copy([whole, own_parts], [shape] * node.num_outputs)
     results = []
     for index, local in enumerate(parts_of_rows):
-        key = skip_reshapes(own_parts), index
-        unit = node.units.data_dependent_unit(
-            key, node.builder.axis_size(local)
-        )
-        sizes = (unit.size, *trailing)
-        results.append(Value(Sharded(0, unit), local, shape=sizes))
+        rows = node.units.found_rows((skip_reshapes(own_parts), index), local)
+        results.append(Value(rows, local, shape=(rows.size, *trailing)))
     return results
 
 
@@ -389,11 +378,9 @@ def repeat_rows(node: Node) -> Value:
     require(of_lengths == layout and entries.rank == 1)
     rows = node.converter.shard(entries, layout)
     sources = _source_indices(builder, own_lengths)
-    key = key_of_lengths(own_lengths)
-    unit = units.data_dependent_unit(key, builder.axis_size(sources))
-    output = Sharded(0, unit)
+    output = units.found_rows(key_of_lengths(own_lengths), sources)
     local = builder.op("GatherV2", [rows, sources, 0], (None,))
-    result = Value(output, local, shape=(unit.size,))
+    result = Value(output, local, shape=(output.size,))
     rows_of = entries.row_numbers
     if rows_of is not None and rows_of.layout == layout:
         local = builder.op("GatherV2", [rows_of.local, sources, 0], (None,))

@@ -37,19 +37,19 @@ from keras_towers.partition.layout.units import Units
 
 
 def splits_value(
-    units: Units, own: Tensor, key: object, rows: Sharded
+    units: Units, own: Tensor, rows: Sharded, key: object = None
 ) -> Value:
     """Return the value of row splits, given each tower's own splits.
 
     Args:
         units: the units of rows.
         own: the local splits.
-        key: identifies the unit of the entries.
         rows: the layout of the rows.
+        key: identifies the unit of the entries; None: it is a new one.
     """
     builder = units.builder
     last = builder.cast(builder.op("Max", [own, [0]], ()), SIZE_DTYPE)
-    unit = units.data_dependent_unit(key, last)
+    unit = units.data_dependent_unit(key or ("parts", own), last)
     start = builder.cast(unit.start, own.dtype)
     limits = builder.op("AddV2", [limits_of(builder, own), start], (None,))
     limits = builder.exchange("gather", limits, 0, [rows.size])

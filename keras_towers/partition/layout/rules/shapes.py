@@ -191,7 +191,7 @@ def _tile_axes(node: Node, value: Value, times: Value) -> Factors:
         labels.append(axis if is_kept else None)
         tiled.append(axis if is_kept else NewAxis(size * known[axis]))
     # A partial sum is added up before it is larger.
-    return Factors([labels, None], [tiled])
+    return Factors([labels], [tiled])
 
 
 def _tile(node: Node, value: Value, times: Value) -> Values:
@@ -241,7 +241,7 @@ def _note_size_of_places(node: Node, inputs: Values, outputs: Values) -> None:
 
 
 def _transpose(node: Node, value: Value, order: Value) -> Factors:
-    return Factors([range(value.rank), None], [known_ints(order)], linear=[[0]])
+    return Factors([range(value.rank)], [known_ints(order)], linear=[[0]])
 
 
 def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
@@ -253,7 +253,7 @@ def _with_axis(value: Value, at: int, label: Hashable) -> list[Hashable]:
 
 def _expand_dims(node: Node, value: Value, at: Value) -> Factors:
     labels = _with_axis(value, known_ints(at)[0], NewAxis(1))
-    return Factors([range(value.rank), None], [labels], linear=[[0]])
+    return Factors([range(value.rank)], [labels], linear=[[0]])
 
 
 def _pack(node: Node, *values: Value) -> Factors:
@@ -265,7 +265,7 @@ def _pack(node: Node, *values: Value) -> Factors:
 def _one_hot(node: Node, indices: Value, *options: Value) -> Factors:
     depth = NewAxis(options[0].number)
     output = _with_axis(indices, node.attr("axis"), depth)
-    return Factors([range(indices.rank), *[None] * len(options)], [output])
+    return Factors([range(indices.rank)], [output])
 
 
 def _squeeze_nothing(node: Node, value: Value) -> Values:
@@ -309,7 +309,7 @@ def _reverse_sequence(node: Node, value: Value, lengths: Value) -> Factors:
 def _concat_axes(node: Node, *values: Value) -> Factors:
     reduced, count = known_axes(values[-1], values[0].rank), len(values) - 1
     labels = [None if a in reduced else a for a in range(values[0].rank)]
-    return Factors([*[labels] * count, None], [labels], linear=[range(count)])
+    return Factors([labels] * count, [labels], linear=[range(count)])
 
 
 def _concat(node: Node, *values: Value) -> Values:

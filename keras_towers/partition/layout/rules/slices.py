@@ -67,9 +67,7 @@ def _slice_axes(node: Node, value: Value, *ends: Value) -> Factors:
             else None
             for span in taken
         ]
-    return Factors(
-        [whole, *[None] * len(ends)], [left], linear=[[0]], entries=entries
-    )
+    return Factors([whole], [left], linear=[[0]], entries=entries)
 
 
 def _slice_rows(node: Node, value: Value, *ends: Value) -> Values:
@@ -149,7 +147,7 @@ def _split_operand(node: Node, inputs: Values) -> tuple[int, Sequence[int]]:
 def _split_axes(node: Node, *inputs: Value) -> Factors:
     index, split = _split_operand(node, inputs)
     labels = [None if a in split else a for a in range(inputs[index].rank)]
-    own = [labels if k == index else None for k in range(len(inputs))]
+    own = [*[None] * index, labels]
     return Factors(own, [labels] * node.num_outputs, linear=[[index]])
 
 
@@ -181,7 +179,7 @@ def _update_axes(
         NewAxis(size) if axis is None else axis
         for axis, size in zip(whole, value.sizes, strict=True)
     ]
-    return Factors([whole, whole, None], [left], linear=[[0, 1]])
+    return Factors([whole, whole], [left], linear=[[0, 1]])
 
 
 # ---- padding -----------------------------------------------------------------
@@ -215,17 +213,13 @@ def _pad_blocks(
     (layout, tensor), shape = value.as_rows(), list(value.sizes)
     padded, before = _with_blocks(layout, size), _rows_ahead(layout, begin)
     after = padded.rows_per_unit - before - layout.rows_per_unit
-    axis, rank = layout.axis, len(shape)
-    ends = [
+    first, last = (
         rows and builder.scaled_size(rows, layout.unit.count)
         for rows in (before, after)
-    ]
-    columns = [builder.size_at_axis(axis, rank, end) for end in ends]
-    widths = builder.op("Pack", columns, (rank, 2), axis=1)
-    shape[axis] = padded.size
-    local = builder.op(
-        "Pad", [tensor, widths], local_shape(static(shape), padded)
     )
+    shape[layout.axis] = padded.size
+    own_shape = local_shape(static(shape), padded)
+    local = builder.pad_axis(tensor, layout.axis, first, last, own_shape)
     return Value(padded, local, shape=tuple(shape))
 
 
@@ -240,7 +234,7 @@ def _pad_axes(node: Node, value: Value, widths: Value, *fill: Value) -> Factors:
         labels.append(axis if is_kept else None)
         padded.append(axis if is_kept else NewAxis(size + sign * width))
     return Factors(
-        [labels, None, *[None] * len(fill)],
+        [labels],
         [padded],
         linear=() if fill else [[0]],
         needs_rows=node.type.startswith("Mirror"),

@@ -26,7 +26,6 @@ from keras_towers.partition.ir.registry import operation
 from keras_towers.partition.ir.sizes import Dimension
 from keras_towers.partition.ir.values import Value, Values, replicated
 from keras_towers.partition.layout.nodes import Node
-from keras_towers.partition.layout.units import Units
 
 
 def _read(node: Node, variable: Value) -> Values:
@@ -58,30 +57,26 @@ def _add_to(node: Node, variable: Value, term: Value) -> Values:
     after = node.builder.op(
         "AddV2" if is_sum else "Sub", operands, operands[0].shape
     )
-    variables.assign(variable, _like(before, after))
+    content = Value(rows or REPLICATED, after, shape=before.shape)
+    if rows is None:
+        content = replicated(after, content)
+    variables.assign(variable, content)
     return []
 
 
-def _like(before: Value, after: Tensor) -> Value:
-    """Return a new content of a variable, in the layout of the one before."""
-    if before.sharded is None:
-        return replicated(after, Value(REPLICATED, shape=before.shape))
-    return Value(before.sharded, after, shape=before.shape)
-
-
 def _shape_of_variable(node: Node, variable: Value) -> Values:
-    before = node.variables.content_of(variable)
-    if before.sharded is not None:
-        known = np.array(before.sizes, object)
-        whole = node.units.known_tensor(known, node.output_dtype())
-        return [Value(REPLICATED, whole=asserted(whole), known=known)]
-    shape = node.builder.op(
-        "Shape",
-        [node.converter.replicate(before)],
-        node.shapes[0],
-        out_type=node.output_dtype(),
-    )
-    return [replicated(shape, Value(REPLICATED))]
+    content = node.variables.content_of(variable)
+    if content.sharded is None:
+        shape = node.builder.op(
+            "Shape",
+            [node.converter.replicate(content)],
+            node.shapes[0],
+            out_type=node.output_dtype(),
+        )
+        return [replicated(shape, Value(REPLICATED))]
+    known = np.array(content.sizes, object)
+    whole = node.units.known_tensor(known, node.output_dtype())
+    return [Value(REPLICATED, whole=asserted(whole), known=known)]
 
 
 # ---- lookups -----------------------------------------------------------------
@@ -194,7 +189,8 @@ def _look_up_in_shards(node: Node, table: Value, indices: Value) -> Value:
         whole = _holding(builder, whole, rows.size)
         if node.options.xla:
             # For an index outside of the table, XLA takes the nearest row.
-            whole = _clipped(builder, whole, rows.size)
+            whole = builder.op("Maximum", [whole, 0], whole.shape)
+            whole = builder.op("Minimum", [whole, rows.size - 1], whole.shape)
         zero = builder.constant(0, whole.dtype)
         own, is_own = _own_indices(builder, whole, rows, zero)
         looked_up = builder.op(
@@ -253,13 +249,6 @@ def _is_within(
     return builder.op("LogicalAnd", ends, indices.shape)
 
 
-def _clipped(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
-    """Return indices, each moved to the nearest one in the table."""
-    shape = indices.shape
-    least = builder.op("Maximum", [indices, 0], shape)
-    return builder.op("Minimum", [least, size - 1], shape)
-
-
 def _holding(builder: Builder, indices: Tensor, size: Dimension) -> Tensor:
     """Return indices in a dtype that can represent the size of a table."""
     if indices.dtype.max >= size:
@@ -308,17 +297,11 @@ def _widened(
     builder: Builder, values: Tensor, rows: Sharded, shape: Shape | None
 ) -> Tensor:
     """Return a tensor of all towers' rows, with 0 in those of other towers."""
-    rank = len(asserted(shape))
     unit = rows.unit
     end = builder.compute_size("AddV2", unit.start, unit.count)
     after = builder.compute_size("Sub", unit.total, end)
-    ends = [
-        builder.size_at_axis(rows.axis, rank, size)
-        for size in (unit.start, after)
-    ]
-    widths = builder.op("Pack", ends, (rank, 2), is_repeated=True, axis=1)
-    zero = builder.constant(0, values.dtype)
-    return builder.op("PadV2", [values, widths, zero], shape)
+    sizes = asserted(shape)
+    return builder.pad_axis(values, rows.axis, unit.start, after, sizes)
 
 
 # ---- scattered writes --------------------------------------------------------
@@ -350,7 +333,9 @@ def _scatter(
         where = _holding(builder, where, rows.size)
         count = builder.cast(units.local_rows(rows), where.dtype)
         where, _ = _own_indices(builder, where, rows, count)
-        content = _with_row(builder, content)
+        more, *sizes = content.shape
+        more = None if more is None else more + 1
+        content = builder.pad_axis(content, 0, 0, 1, [more, *sizes])
     after = builder.op(
         node.type.replace("Resource", "Tensor"),
         [content, builder.op("ExpandDims", [where, -1]), operand],
@@ -358,28 +343,9 @@ def _scatter(
         suffix=_part_of(rows) if has_others else "",
     )
     if has_others:
-        after = _without_row(units, after, rows)
+        after = units.drop_padding(after, [*before.sizes], rows)
     variables.assign(variable, Value(rows, after, shape=before.shape))
     return []
-
-
-def _with_row(builder: Builder, rows: Tensor) -> Tensor:
-    """Append a row of zeros."""
-    rank = asserted(rows.shape.rank)
-    widths = [[0, 1], *[[0, 0]] * (rank - 1)]
-    zero = builder.constant(0, rows.dtype)
-    sizes = list(rows.shape)
-    more = None if sizes[0] is None else sizes[0] + 1
-    return builder.op("PadV2", [rows, widths, zero], (more, *sizes[1:]))
-
-
-def _without_row(units: Units, rows: Tensor, layout: Sharded) -> Tensor:
-    """Drop the last row."""
-    builder = units.builder
-    sizes = list(rows.shape)
-    count = units.local_rows(layout)
-    shape = [None, *sizes[1:]]
-    return builder.slice_rows(rows, shape, 0, 0, count)
 
 
 # ---- what is known of them ---------------------------------------------------

@@ -123,6 +123,12 @@ ALIKE = {
     for letters, options, names in _ALIKE
     for name in names.split()
 }
+
+
+def _ones(*shape):
+    return np.ones(shape, "float32")
+
+
 CALLS = {
     "associative_scan": lambda x: ops.associative_scan(ops.add, x, axis=1),
     "batch_normalization": lambda x: ops.batch_normalization(
@@ -131,32 +137,25 @@ CALLS = {
     "broadcast_to": lambda x: ops.broadcast_to(x, (3, ops.shape(x)[0], 4)),
     "concatenate": lambda x, x2: ops.concatenate([x, x2], 1),
     "cond": lambda x: ops.cond(ops.sum(x) > 0, lambda: x, lambda: -x),
-    "conv": lambda p: ops.conv(p, np.ones((3, 3, 3, 5), "float32")),
-    "conv_transpose": lambda p: ops.conv_transpose(
-        p, np.ones((3, 3, 5, 3), "float32")
-    ),
+    "conv": lambda p: ops.conv(p, _ones(3, 3, 3, 5)),
+    "conv_transpose": lambda p: ops.conv_transpose(p, _ones(3, 3, 5, 3)),
     "corrcoef": lambda x: ops.corrcoef(ops.transpose(x)),
-    "correlate": lambda v: ops.correlate(v, np.ones(3, "float32"), "same"),
+    "correlate": lambda v: ops.correlate(v, _ones(3), "same"),
     "cross": lambda x, x2: ops.cross(x[:, :3], x2[:, :3]),
     "ctc_decode": lambda p: ops.ctc_decode(
         p[:, :, 0], ops.ones(ops.shape(p)[:1], "int32"), "greedy"
     ),
     "ctc_loss": lambda i, p: ops.ctc_loss(
-        i,
-        p[:, :, 0],
-        ops.ones_like(i[:, 0]),
-        8 * ops.ones_like(i[:, 0]),
+        i, p[:, :, 0], ops.ones_like(i[:, 0]), 8 * ops.ones_like(i[:, 0])
     ),
     "depth_to_space": lambda p: ops.depth_to_space(
         ops.concatenate([p, p[..., :1]], -1), 2
     ),
-    "depthwise_conv": lambda p: ops.depthwise_conv(
-        p, np.ones((3, 3, 3, 1), "float32")
-    ),
-    "digitize": lambda x: ops.digitize(x, np.ones(3, "float32").cumsum()),
+    "depthwise_conv": lambda p: ops.depthwise_conv(p, _ones(3, 3, 3, 1)),
+    "digitize": lambda x: ops.digitize(x, _ones(3).cumsum()),
     "dot_product_attention": lambda p: ops.dot_product_attention(p, p, p),
     "dstack": lambda x, x2: ops.dstack([x, x2]),
-    "einsum": lambda x: ops.einsum("...a,b->...ab", x, np.ones(3, "float32")),
+    "einsum": lambda x: ops.einsum("...a,b->...ab", x, _ones(3)),
     "fft": lambda x, x2: ops.fft((x, x2)),
     "fft2": lambda m, m2: ops.fft2((m, m2)),
     "fold": lambda s: ops.fold(ops.stack([s] * 4, -1), (5, 5), (4, 4)),
@@ -166,10 +165,10 @@ CALLS = {
     "ifft2": lambda m, m2: ops.ifft2((m, m2)),
     "irfft": lambda x, x2: ops.irfft((x, x2)),
     "istft": lambda m, m2: ops.istft((m[..., :3], m2[..., :3]), 4, 2, 4),
-    "kron": lambda x: ops.kron(x, np.ones((2, 2), "float32")),
+    "kron": lambda x: ops.kron(x, _ones(2, 2)),
     "map": lambda x: ops.map(ops.sort, x),
-    "matmul": lambda x: ops.matmul(x, np.ones((4, 3), "float32")),
-    "meshgrid": lambda v, v2: ops.meshgrid(v, np.ones(3, "float32")),
+    "matmul": lambda x: ops.matmul(x, _ones(4, 3)),
+    "meshgrid": lambda v, v2: ops.meshgrid(v, _ones(3)),
     "moments": lambda x: ops.moments(x, 0),
     "rearrange": lambda x: ops.rearrange(x, "n (a b) -> n b a", a=2),
     "reshape": lambda x: ops.reshape(x, (-1, 2, 2)),
@@ -182,12 +181,10 @@ CALLS = {
     "scatter_update": lambda k, x: ops.scatter_update(
         ops.zeros((4, 4)), k[:, None], x
     ),
-    "searchsorted": lambda v: ops.searchsorted(
-        np.ones(3, "float32").cumsum(), v
-    ),
+    "searchsorted": lambda v: ops.searchsorted(_ones(3).cumsum(), v),
     "select": lambda b, x: ops.select([b, ~b], [x, -x]),
     "separable_conv": lambda p: ops.separable_conv(
-        p, np.ones((3, 3, 3, 1), "float32"), np.ones((1, 1, 3, 5), "float32")
+        p, _ones(3, 3, 3, 1), _ones(1, 1, 3, 5)
     ),
     "slice": lambda x: ops.slice(x, (0, 1), (ops.shape(x)[0], 2)),
     "slice_update": lambda x: ops.slice_update(x, (0, 1), 2 * x[:, 1:3]),
@@ -196,7 +193,7 @@ CALLS = {
     "switch": lambda x: ops.switch(
         ops.cast(ops.sum(x) > 0, "int32"), [ops.exp, ops.sin], x
     ),
-    "tensordot": lambda x: ops.tensordot(x, np.ones((4, 3), "float32"), 1),
+    "tensordot": lambda x: ops.tensordot(x, _ones(4, 3), 1),
     "unfold": lambda p: ops.unfold(ops.transpose(p, (0, 3, 1, 2)), 2),
     "vectorize": lambda v: ops.vectorize(ops.exp)(v),
     "vectorized_map": lambda x: ops.vectorized_map(ops.sort, x),

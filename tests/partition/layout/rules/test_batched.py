@@ -11,10 +11,10 @@ COLUMNS = sharded(4, -1)
 MATRICES = sharded(-1, 3, 3)
 
 PRODUCTS = {
-    "MatMul of all pairs": (lambda x: tf.matmul(x, x, transpose_b=True), X),
+    "MatMul of all pairs": lambda x: tf.matmul(x, x, transpose_b=True),
     "MatMul over rows and columns": (tf.matmul, COLUMNS, X),
-    "MatMul of a sum": (lambda t: t @ tf.ones([4, 3]), TOTAL),
-    "MatMul by a sum": (lambda t: tf.ones([2, 5]) @ t, TOTAL),
+    "MatMul of a sum": lambda total: total @ tf.ones([4, 3]),
+    "MatMul by a sum": lambda total: tf.ones([2, 5]) @ total,
     "BatchMatMulV2 over rows": (
         tf.matmul,
         sharded(2, 3, -1),
@@ -25,13 +25,9 @@ PRODUCTS = {
         sharded(-1, 2, 4),
         W,
     ),
-    "Einsum over rows of one factor": (
-        lambda x, w: tf.einsum("na,ab->b", x, w),
-        X,
-        W,
-    ),
-    "Einsum of a diagonal": (lambda x: tf.einsum("naa->na", x), MATRICES),
-    "Einsum of a sum": (lambda t: tf.einsum("ab,b->a", t, tf.ones(4)), TOTAL),
+    "Einsum over rows of one factor": lambda x, w: tf.einsum("na,ab->b", x, w),
+    "Einsum of a diagonal": lambda matrices: tf.einsum("naa->na", matrices),
+    "Einsum of a sum": lambda total: tf.einsum("ab,b->a", total, tf.ones(4)),
 }
 
 
@@ -53,24 +49,18 @@ def _input_gradient(x, w):
 SOME_IMAGES = sharded(-1, 4, 4, 2, hidden=(1, 2))
 BATCHED = {
     "Conv2D of any size": (_conv, SOME_IMAGES, KERNEL),
-    "Conv2D with strides": (
-        lambda x, w: tf.nn.conv2d(x, w, 2, "SAME"),
-        SOME_IMAGES,
-        KERNEL,
+    "Conv2D with strides": lambda some_images, kernel: tf.nn.conv2d(
+        some_images, kernel, 2, "SAME"
     ),
     "Conv2DBackpropInput of any size": (_input_gradient, SOME_IMAGES, KERNEL),
-    "MaxPool": (lambda x: tf.nn.max_pool2d(x, 2, 1, "SAME"), SOME_IMAGES),
-    "SpaceToBatchND": (
-        lambda x: tf.space_to_batch(x, [2, 2], [[0, 0], [0, 0]]),
-        IMAGES,
+    "MaxPool": lambda some_images: tf.nn.max_pool2d(some_images, 2, 1, "SAME"),
+    "SpaceToBatchND": lambda images: tf.space_to_batch(
+        images, [2, 2], [[0, 0], [0, 0]]
     ),
-    "BatchToSpaceND": (
-        lambda x: tf.batch_to_space(
-            tf.space_to_batch(x, [2, 1], [[0, 0], [0, 0]]),
-            [2, 1],
-            [[0, 0], [0, 0]],
-        ),
-        IMAGES,
+    "BatchToSpaceND": lambda images: tf.batch_to_space(
+        tf.space_to_batch(images, [2, 1], [[0, 0], [0, 0]]),
+        [2, 1],
+        [[0, 0], [0, 0]],
     ),
     "BatchToSpaceND of other blocks": (
         lambda x: tf.batch_to_space(x, [2, 1], [[0, 0], [0, 0]]),
@@ -87,17 +77,16 @@ def _pairs(x):
 
 
 DIAGONALS = {
-    "MatrixDiagPartV3 of pairs": (lambda x: tf.linalg.diag_part(_pairs(x)), X),
+    "MatrixDiagPartV3 of pairs": lambda x: tf.linalg.diag_part(_pairs(x)),
     "MatrixDiagPartV3 above the main one": (
         lambda x: tf.linalg.diag_part(_pairs(x), k=1),
         sharded(-1, 4, examples=5),
     ),
-    "MatrixSetDiagV3 of pairs": (
-        lambda x: tf.linalg.set_diag(_pairs(x), x[:, 0]),
-        X,
+    "MatrixSetDiagV3 of pairs": lambda x: tf.linalg.set_diag(
+        _pairs(x), x[:, 0]
     ),
     "MatrixDiagV3 of rows": (tf.linalg.diag, sharded(-1)),
-    "eye of examples": (lambda x: _pairs(x) - tf.eye(axis_size(x)), X),
+    "eye of examples": lambda x: _pairs(x) - tf.eye(axis_size(x)),
 }
 
 

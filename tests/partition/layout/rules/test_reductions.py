@@ -13,10 +13,10 @@ SINGLE = sharded(-1, 1, 4, hidden=(1,))
 
 CUMULATIVE = {
     "Cumsum of rows": (tf.cumsum, X),
-    "Cumsum of earlier rows": (lambda x: tf.cumsum(x, exclusive=True), X),
-    "Cumsum of later rows": (lambda x: tf.cumsum(x, reverse=True), X),
+    "Cumsum of earlier rows": lambda x: tf.cumsum(x, exclusive=True),
+    "Cumsum of later rows": lambda x: tf.cumsum(x, reverse=True),
     "Cumsum of views": (tf.cumsum, VIEWS),
-    "Cumsum of columns": (lambda x: tf.cumsum(x, 1), COLUMNS),
+    "Cumsum of columns": lambda columns: tf.cumsum(columns, 1),
     "Cumprod of rows": (tf.math.cumprod, X),
 }
 

@@ -42,85 +42,51 @@ def _clipped(splits):
 
 
 PLACES = {
-    "splits": (_of(lambda s: s), VALUES, SPLITS),
-    "splits of another dtype": (
-        _of(lambda s: tf.cast(s, tf.int32)),
-        VALUES,
-        SPLITS,
+    "splits": _of(lambda s: s),
+    "splits of another dtype": _of(lambda s: tf.cast(s, tf.int32)),
+    "splits from limits": _of(
+        lambda s: tf.concat([[tf.constant(0, tf.int64)], s[1:]], 0)
     ),
-    "splits from limits": (
-        _of(lambda s: tf.concat([[tf.constant(0, tf.int64)], s[1:]], 0)),
-        VALUES,
-        SPLITS,
+    "splits from lengths": _of(
+        lambda s: tf.concat(
+            [[0], tf.cumsum(tf.cast(s[1:] - s[:-1], tf.int32))], 0
+        )
     ),
-    "splits from lengths": (
-        _of(
-            lambda s: tf.concat(
-                [[0], tf.cumsum(tf.cast(s[1:] - s[:-1], tf.int32))], 0
-            )
-        ),
-        VALUES,
-        SPLITS,
+    "lengths": lambda values, splits: splits[1:] - splits[:-1],
+    "lengths the other way": lambda values, splits: splits[:-1] - splits[1:],
+    "starts of all but one": lambda values, splits: splits[1:-1],
+    "every second split": lambda values, splits: splits[::2],
+    "all entries": lambda values, splits: tf.gather(
+        values, _ranges(_starts, _ends)(splits)
     ),
-    "lengths": (lambda v, s: s[1:] - s[:-1], VALUES, SPLITS),
-    "lengths the other way": (lambda v, s: s[:-1] - s[1:], VALUES, SPLITS),
-    "starts of all but one": (lambda v, s: s[1:-1], VALUES, SPLITS),
-    "every second split": (lambda v, s: s[::2], VALUES, SPLITS),
-    "all entries": (
-        lambda v, s: tf.gather(v, _ranges(_starts, _ends)(s)),
-        VALUES,
-        SPLITS,
+    "the first entries": lambda values, splits: tf.gather(
+        values, _ranges(_starts, _clipped)(splits)
     ),
-    "the first entries": (
-        lambda v, s: tf.gather(v, _ranges(_starts, _clipped)(s)),
-        VALUES,
-        SPLITS,
+    "the last entries": lambda values, splits: tf.gather(
+        values, _ranges(lambda s: tf.maximum(s[1:] - 1, s[:-1]), _ends)(splits)
     ),
-    "the last entries": (
-        lambda v, s: tf.gather(
-            v, _ranges(lambda s: tf.maximum(s[1:] - 1, s[:-1]), _ends)(s)
-        ),
-        VALUES,
-        SPLITS,
+    "entries of the row before": lambda values, splits: _ranges(
+        lambda s: tf.maximum(s[:-1] - 1, 0), _ends
+    )(splits),
+    "entries from before a row's start": lambda values, splits: _ranges(
+        lambda s: s[:-1] - 1, _ends
+    )(splits),
+    "entries that may be of the next row": lambda values, splits: _ranges(
+        _starts, lambda s: s[:-1] + 1
+    )(splits),
+    "even rows": lambda x: _joined(x, tf.range(axis_size(x) + 1)),
+    "even rows of several": lambda x: _joined(
+        tf.reshape(x, [-1]), 4 * tf.range(axis_size(x) + 1)
     ),
-    "entries of the row before": (
-        lambda v, s: _ranges(lambda s: tf.maximum(s[:-1] - 1, 0), _ends)(s),
-        VALUES,
-        SPLITS,
-    ),
-    "entries from before a row's start": (
-        lambda v, s: _ranges(lambda s: s[:-1] - 1, _ends)(s),
-        VALUES,
-        SPLITS,
-    ),
-    "entries that may be of the next row": (
-        lambda v, s: _ranges(_starts, lambda s: s[:-1] + 1)(s),
-        VALUES,
-        SPLITS,
-    ),
-    "even rows": (lambda x: _joined(x, tf.range(axis_size(x) + 1)), X),
-    "even rows of several": (
-        lambda x: _joined(tf.reshape(x, [-1]), 4 * tf.range(axis_size(x) + 1)),
-        X,
-    ),
-    "repeated rows": (
-        lambda x, k: tf.RaggedTensor.from_row_lengths(
-            tf.repeat(x[:, 0], k), k, validate=False
-        ).to_tensor(),
-        X,
-        LENGTHS,
-    ),
-    "rows of given lengths": (
-        lambda x, k: tf.RaggedTensor.from_tensor(x, lengths=k).to_tensor(),
-        X,
-        LENGTHS,
-    ),
-    "rows without padding": (
-        lambda x: tf.RaggedTensor.from_tensor(
-            tf.round(x), padding=0.0
-        ).to_tensor(),
-        X,
-    ),
+    "repeated rows": lambda x, lengths: tf.RaggedTensor.from_row_lengths(
+        tf.repeat(x[:, 0], lengths), lengths, validate=False
+    ).to_tensor(),
+    "rows of given lengths": lambda x, lengths: tf.RaggedTensor.from_tensor(
+        x, lengths=lengths
+    ).to_tensor(),
+    "rows without padding": lambda x: tf.RaggedTensor.from_tensor(
+        tf.round(x), padding=0.0
+    ).to_tensor(),
 }
 
 
