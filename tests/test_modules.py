@@ -86,7 +86,7 @@ SHOWN_BY = {
     "jobs/rendezvous/test_meet.py": "jobs/rendezvous/rank_helper",
     "jobs/rendezvous/test_store.py": """
         jobs/rendezvous/local_store jobs/rendezvous/signatures
-        jobs/rendezvous/store_link jobs/rendezvous/store_server
+        jobs/rendezvous/store_server
     """,
     "strategies/test_async_towers.py": """
         replicas/averages replicas/hogwild replicas/named_resources

@@ -133,11 +133,6 @@ STORE_ANSWER_S = 5.0
 HOLD_S = 4.0
 #: The same, of a rank that listens for what may never be written.
 LISTEN_S = 30.0
-#: Time for a connection to the store to stay open that its process does not
-#: use: what a rank does often needs several requests.
-STORE_IDLE_S = 0.1
-#: Pause between two looks of the store at which connections take too long.
-STORE_LOOK_S = 0.25
 #: Time for the rest of a request to the store to arrive.
 REQUEST_S = 10.0
 #: Time for ssh to connect to a host.

@@ -69,12 +69,12 @@ def counted(
     if tf.executing_eagerly():
         with activity.this_rank.exchanges.running(name):
             return collective(tensors)
-    return _counts(name).counted(collective, tensors)
+    return counts_of(name).counted(collective, tensors)
 
 
 @functools.cache
-def _counts(name: str) -> GraphCounts:
-    """Return the counts of the exchanges of a name."""
+def counts_of(name: str) -> GraphCounts:
+    """Return the counts of the exchanges of a name, which the watch reads."""
     counts = GraphCounts()
     activity.this_rank.exchanges.add(name, counts.read)
     return counts

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,14 +19,6 @@ from keras_towers.foundation.object_types import Plain
 
 FIRST_WORDS: int = 127
 """How many words of its value each rank sends at once."""
-
-
-class AllGather(Protocol):
-    """``Transport.all_gather``."""
-
-    def __call__(
-        self, tensor: tf.Tensor, key: str, counts: Sequence[int] | None = None
-    ) -> tf.Tensor: ...
 
 
 def encode(value: object) -> bytes:
@@ -107,7 +99,9 @@ def _dtype(name: str) -> np.dtype:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def gather(all_gather: AllGather, size: int, value: Plain) -> list[Plain]:
+def gather(
+    all_gather: Callable[..., tf.Tensor], size: int, value: Plain
+) -> list[Plain]:
     """Gather values from all ranks on all ranks, in rank order; eager only.
 
     Short values need one exchange.

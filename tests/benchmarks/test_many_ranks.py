@@ -23,7 +23,7 @@ def test_the_store_serves_simulated_ranks(tmp_path, size):
     assert None not in found.values()
     # Many, on a machine that does much else, may take longer than ranks wait.
     assert not found["requests that failed"] or size > 100
-    # A connection of each rank, and one of each helper that beats just now.
+    # In one each rank listens; others are of those that report or beat now.
     files = found["files that the store has open while ranks train"]
-    assert size < files < 1.2 * size + 20
+    assert size < files < 1.5 * size + 20
     assert f"| {size:,} |" in done.stdout

@@ -31,7 +31,7 @@ from keras_towers.foundation.object_types import Variable
 from keras_towers.jobs.rendezvous import activity, rank_checks
 from keras_towers.reduction.gradients import Gradient
 from keras_towers.transport import Transport
-from keras_towers.transport.exchange_counts import GraphCounts
+from keras_towers.transport.exchange_counts import GraphCounts, counts_of
 
 # In the optimizer's __dict__: Keras's __setattr__ would search the value for
 # variables to track.
@@ -172,11 +172,9 @@ class Reducer(ABC):
     @functools.cached_property
     def _counts(self) -> GraphCounts:
         """The numbers of reductions that have begun, and that have ended."""
-        counts = GraphCounts()
         # Counts are compared between ranks, so all ranks have to count.
-        if self.all_ranks:
-            activity.this_rank.updates.add(self, counts.read)
-        return counts
+        name = f"{activity.UPDATE}{self._key}"
+        return counts_of(name) if self.all_ranks else GraphCounts()
 
     def _assert_same(self, described: list[tuple[str, str]]) -> tf.Operation:
         """Return an assertion that all ranks have the same gradients.

@@ -155,10 +155,10 @@ def wait_for_tasks(task: Task, timeout_s: float) -> None:
             some = silent[: settings.MAX_RANKS_NAMED]
             missing = MissingRanks(some, len(silent))
         else:
-            missing = store.give(_STARTED, cluster.rank, cluster.size, None)
             hold_s = min(timeout_s, settings.HOLD_S)
-            if store.get(_STARTED, hold_s) is not None:
-                missing = MissingRanks([], 0)
+            missing, _ = store.give(
+                _STARTED, cluster.rank, cluster.size, None, hold_s
+            )
         # Known only where they have met before.
         gone = watch.gone_ranks()
         if gone:

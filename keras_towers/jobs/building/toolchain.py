@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,47 +169,46 @@ def cuda_home(nvcc: Tool, tools: Path) -> Path:
 
 def find_cuda_runtime(variables: str) -> Tool:
     """Find the folder with ``include`` and libraries of CUDA's runtime."""
-    homes = [
-        os.environ.get(f"{variables}_CUDA_HOME"),
-        of_pip("cuda_runtime"),
-        *_toolkits(),
-    ]
-    for home in filter(None, homes):
-        header = Path(home, "include", "cuda_runtime_api.h")
-        if header.is_file():
-            text = header.read_text(errors="replace")
-            version = re.search(r"#define CUDART_VERSION +(\d+)", text)
-            return Tool("CUDA", home, version[1] if version else "")
-    problem = (
-        f"CUDA's header cuda_runtime_api.h not found: {_GPU}, or install the "
-        "CUDA toolkit of the version that TensorFlow was built for, and set "
-        f"{variables}_CUDA_HOME to its folder, or leave out --with-nccl"
+    variable = f"{variables}_CUDA_HOME"
+    return _find_header(
+        "CUDA",
+        "cuda_runtime_api.h",
+        r"#define CUDART_VERSION +(\d+)",
+        [os.environ.get(variable), of_pip("cuda_runtime"), *_toolkits()],
+        ", or install the CUDA toolkit of the version that TensorFlow was "
+        f"built for, and set {variable} to its folder, or leave out "
+        "--with-nccl",
     )
-    return Tool("CUDA", None, problem=problem)
 
 
 def find_nccl(variables: str) -> Tool:
     """Find the folder with NCCL's ``include`` and ``lib``."""
-    homes = [
-        os.environ.get(f"{variables}_NCCL_HOME"),
-        of_pip("nccl"),
-        *_toolkits(),
-        "/usr",
-    ]
-    for home in filter(None, homes):
-        header = Path(home, "include", "nccl.h")
-        if header.is_file():
-            text = header.read_text(errors="replace")
-            parts = re.findall(
-                r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)", text
-            )
-            return Tool("NCCL", str(Path(home)), ".".join(parts))
-    problem = (
-        f"NCCL's header nccl.h not found: {_GPU} (Debian and Ubuntu: apt-get "
-        "install libnccl-dev from NVIDIA's repository), or set "
-        f"{variables}_NCCL_HOME to its folder"
+    variable = f"{variables}_NCCL_HOME"
+    return _find_header(
+        "NCCL",
+        "nccl.h",
+        r"#define NCCL_(?:MAJOR|MINOR|PATCH) (\d+)",
+        [os.environ.get(variable), of_pip("nccl"), *_toolkits(), "/usr"],
+        " (Debian and Ubuntu: apt-get install libnccl-dev from NVIDIA's "
+        f"repository), or set {variable} to its folder",
     )
-    return Tool("NCCL", None, problem=problem)
+
+
+def _find_header(
+    name: str,
+    file: str,
+    version: str,
+    homes: Iterable[str | None],
+    advice: str,
+) -> Tool:
+    """Find the first folder with a header, in which there is a version."""
+    for home in filter(None, homes):
+        header = Path(home, "include", file)
+        if header.is_file():
+            parts = re.findall(version, header.read_text(errors="replace"))
+            return Tool(name, str(Path(home)), ".".join(parts))
+    problem = f"{name}'s header {file} not found: {_GPU}{advice}"
+    return Tool(name, None, problem=problem)
 
 
 def linkable(name: str, home: str, folder: Path) -> tuple[str, str]:

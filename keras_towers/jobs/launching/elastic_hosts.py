@@ -210,8 +210,17 @@ class ElasticHosts:
                 self._last_error = str(error)
                 self._say(f"{error}; going on with the hosts found before")
 
-    def avoid(self, host: str) -> None:
-        """Avoid a host for a while, because a rank has failed there."""
+    def avoid(self, host: str, was_killed: bool = False) -> None:
+        """Avoid a host for a while, because a rank has failed there.
+
+        Args:
+            host: the host.
+            was_killed: whether the rank was killed, for which the host is to
+                blame only if that happens again.
+        """
+        if was_killed and host not in self._killed:
+            self._killed.add(host)
+            return
         with self._lock:
             free = self._free()
             others = free.keys() & {*self._known} - {host}
@@ -227,12 +236,6 @@ class ElasticHosts:
             f"no rank starts on {host} for {pause_s} s, since one has failed "
             f"there{option}"
         )
-
-    def record_kill(self, host: str) -> None:
-        """Avoid a host if processes are killed there again and again."""
-        if host in self._killed:
-            self.avoid(host)
-        self._killed.add(host)
 
     def available(self) -> dict[str, int]:
         """Return the slots of each host that is there and not avoided."""

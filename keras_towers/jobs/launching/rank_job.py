@@ -109,11 +109,8 @@ class Rounds:
         """Avoid the hosts of ranks that failed in the round before."""
         failed = outcome.failed_by_themselves(self._run.processes)
         killed = {rank.hostname: rank.killed for rank in failed}
-        for host in killed:
-            if killed[host]:
-                self._hosts.record_kill(host)
-            else:
-                self._hosts.avoid(host)
+        for host, was_killed in killed.items():
+            self._hosts.avoid(host, was_killed)
 
     def _wait_for_slots(self) -> outcome.Outcome | None:
         """Wait for enough slots, and plan a round there.

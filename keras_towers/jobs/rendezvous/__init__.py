@@ -38,8 +38,6 @@
   Authenticates requests to a job's store: the token, and the signatures.
 ``store``
   The key-value store through which the processes of a job meet.
-``store_link``
-  The connection of a process to the store of its job.
 ``store_server``
   The server of a job's store, and the format of requests.
 ``tf_config``

@@ -11,60 +11,18 @@ import collections
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.system import InThread
 
-
-class UpdateCounts:
-    """The numbers of weight updates of this process: begun, and ended.
-
-    They count the steps of a compiled loop, which Python does not see. Several
-    threads use them.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._counts: dict[weakref.ref, Callable[[], tuple[int, int]]] = {}
-        # The counts of freed owners: a rank whose count falls would seem late.
-        self._of_gone = 0
-
-    def add(self, owner: object, count: Callable[[], tuple[int, int]]) -> None:
-        """Count the updates of an owner, also after it is freed.
-
-        Args:
-            owner: what updates; it is not kept alive.
-            count: returns how many of its updates have begun and have ended,
-                without a reference to the owner.
-        """
-        with self._lock:
-            self._forget_gone()
-            self._counts[weakref.ref(owner)] = count
-
-    def total(self) -> tuple[int, int]:
-        """Return how many updates have begun and have ended."""
-        with self._lock:
-            self._forget_gone()
-            counts = [count() for count in self._counts.values()]
-            gone = self._of_gone
-            return (
-                gone + sum(begun for begun, _ in counts),
-                gone + sum(ended for _, ended in counts),
-            )
-
-    def _forget_gone(self) -> None:
-        for owner in [owner for owner in self._counts if owner() is None]:
-            # Nothing waits any more for an update that has not ended.
-            begun, _ = self._counts.pop(owner)()
-            self._of_gone += begun
-
-
 SAVE = "a save of another rank"
 """A wait of a rank that is for no exchange, wherever the others are, and is
 not counted."""
+UPDATE = "update."
+"""How the names of exchanges begin that are the updates of an engine's own
+optimizers, also in a compiled loop, which Python does not see."""
 
 
 class ExchangeCounts:
@@ -132,8 +90,7 @@ class ThisRank:
     """What this process knows of itself in its job; used by several threads.
 
     Attributes:
-        updates: the weight updates of this process.
-        exchanges: its exchanges.
+        exchanges: the exchanges of this process.
         watch: its ``StallWatch``; None: it has no other ranks to watch.
         rank0_name: the name of rank 0 if our launcher did not start the job. A
             helper process then sends each rank's heartbeat, and rank 0's serves
@@ -147,7 +104,7 @@ class ThisRank:
             the action says it.
         since: when the action began, by ``time.monotonic``.
         round: how often the ranks have connected again.
-        first: the marks and the updates that began before this round.
+        marked: the actions that were marked before this round.
         exchanged: the exchanges that began before it, by name.
         in_order: whether all ranks make the same exchanges, which they do until
             a call has failed.
@@ -161,7 +118,6 @@ class ThisRank:
     rank0_name: str = ""
 
     def __init__(self):
-        self.updates: UpdateCounts = UpdateCounts()
         self.exchanges: ExchangeCounts = ExchangeCounts()
         self.running: list[InThread[Any]] = []
         self._refusing: list[Callable[[str], Exception]] = []
@@ -173,7 +129,7 @@ class ThisRank:
 
     def begin_round(self, number: int) -> None:
         """Begin to count again, as all ranks do when they have connected."""
-        self.first: tuple[int, int] = self.marks, self.updates.total()[0]
+        self.marked: int = self.marks
         self.exchanged: collections.Counter[str] = self.exchanges.read()[0]
         self.round, self.in_order = number, True
 

@@ -7,7 +7,6 @@ that backup then reports an error, rather than train from the beginning.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import itertools
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
-from keras_towers.jobs.rendezvous import store, store_link, tf_config
+from keras_towers.jobs.rendezvous import store, tf_config
 from keras_towers.jobs.rendezvous.signatures import sign_file
 
 _SHARED = "shared-"
@@ -32,12 +31,13 @@ def folder() -> Path | None:
 
 def report_resumes(resumes: bool) -> None:
     """Report whether ranks make a backup when a signal tells them to end."""
-    _put(store.RESUMES, resumes)
+    store.tell_job(store.RESUMES, resumes)
 
 
 def report_last(path: str, position: Sequence[int]) -> None:
     """Report the last backup; an empty position if it is no longer needed."""
-    _put(store.COMMITTED, [path, *position] if position else None)
+    last = [path, *position] if position else None
+    store.tell_job(store.COMMITTED, last)
 
 
 def check_last(path: str, position: Sequence[int]) -> None:
@@ -47,10 +47,7 @@ def check_last(path: str, position: Sequence[int]) -> None:
         path: where the backup is.
         position: the position that was found there, or the beginning.
     """
-    server, last = store.store_of_job(), None
-    if server is not None:
-        with contextlib.suppress(OSError):
-            last = server.get(store.COMMITTED)
+    last = store.ask_job(store.COMMITTED)
     if last and last[0] == path and [*position] < last[1:]:
         raise TowerError(
             "the last backup of this job is not in "
@@ -108,19 +105,12 @@ def share(content: bytes) -> bytes:
     key = f"{_SHARED}{next(_shared)}"
     if server is None or not has_other_ranks():
         return content
-    if len(content) > store_link.MAX_BYTES:
+    if len(content) > store.MAX_BYTES:
         raise TowerError(
             f"the objects of a state have {len(content):,} bytes, but may have "
-            f"{store_link.MAX_BYTES:,}: keep arrays in variables, or in files."
+            f"{store.MAX_BYTES:,}: keep arrays in variables, or in files."
         )
     if is_rank_0():
-        server.write(store_link.SCOPE, key, content)
+        server.write(store.SCOPE, key, content)
         return content
     return server.wait(key)
-
-
-def _put(key: str, value: object) -> None:
-    server = store.store_of_job()
-    if server is not None:
-        with contextlib.suppress(OSError):
-            server.put(key, value)

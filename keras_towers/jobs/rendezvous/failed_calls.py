@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import math
 import threading
 import time
@@ -297,10 +298,7 @@ class JointCalls:
 
     def _failure(self, hold_s: float = 0) -> Failure | None:
         """Return the first failure in this round, if any is known."""
-        store, failure = store_lib.store_of_job(), None
-        if store is not None:
-            with contextlib.suppress(OSError):
-                failure = store.get(f"{_FAILED}{self.round}", hold_s)
+        failure = store_lib.ask_job(f"{_FAILED}{self.round}", hold_s)
         return None if failure is None else Failure(**failure)
 
     def _connect_again(
@@ -352,9 +350,9 @@ class JointCalls:
         def all_do(act: Callable[[], None], key: str, part: int | None) -> Any:
             """Act until all ranks have acted; return their parts."""
             act()
-            store.give(key, ranks.rank, ranks.size, part)
-            hold_s = settings.POLL_S
-            while (parts := store.get(key, hold_s)) is None:
+            give, hold_s = functools.partial(store.give, key), settings.POLL_S
+            own = ranks.rank, ranks.size, part
+            while (parts := give(*own, hold_s)[1]) is None:
                 if time.monotonic() > until or watch.gone_ranks():
                     raise TimeoutError
                 act()

@@ -5,33 +5,24 @@ from __future__ import annotations
 import collections
 import itertools
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.object_types import JsonObject
 from keras_towers.jobs.rendezvous import store
 from keras_towers.jobs.rendezvous.hosts import RankPlacement
 from keras_towers.jobs.rendezvous.reports import Reports
-from keras_towers.jobs.rendezvous.store import MissingRanks, Progress, Store
-from keras_towers.jobs.rendezvous.store_link import SCOPE
+from keras_towers.jobs.rendezvous.store import (
+    SCOPE,
+    MissingRanks,
+    Progress,
+    Store,
+)
 
 RENDEZVOUS_SCOPE = "global"
 """The scope in which each rank of Horovod writes its address first."""
 _KEPT = (store.FACTS, store.COMMITTED)
-
-
-class _Gathering:
-    """A list to which ranks contribute.
-
-    Attributes:
-        parts: those that have been given, by rank.
-        missing: the ranks that have not given theirs, in order.
-    """
-
-    def __init__(self, size: int):
-        self.parts: dict[int, object] = {}
-        self.missing = dict.fromkeys(range(size))
 
 
 class LocalStore(Store):
@@ -46,16 +37,16 @@ class LocalStore(Store):
         self.gone: dict[int, tuple[str, str]] = {}
         self.values: dict[str, dict[str, bytes]] = collections.defaultdict(dict)
         self._reports = Reports()
-        self._gatherings: dict[str, _Gathering] = {}
+        # Of lists to which some ranks have yet to contribute: the parts of
+        # each rank, by the key of the list.
+        self._parts: dict[str, dict[int, object]] = {}
         # The functions to call when a key is written.
-        self._awaited: dict[tuple[str, str], set[Callable[[], None]]] = {}
+        self._awaited: collections.defaultdict[
+            tuple[str, str], set[Callable[[], None]]
+        ] = collections.defaultdict(set)
         self._given_up: collections.Counter[str] = collections.Counter()
         self._scope_size: dict[str, int] = {}
         self._lock = threading.RLock()
-
-    @abstractmethod
-    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
-        """Call functions soon, without a lock."""
 
     def begin_round(self, plan: Sequence[RankPlacement]) -> None:
         """Discard the previous round, and let the ranks of a plan meet."""
@@ -65,7 +56,7 @@ class LocalStore(Store):
             self.values.clear()
             self.values[SCOPE].update(kept)
             self._reports = Reports()
-            self._gatherings.clear()
+            self._parts.clear()
             self.gone.clear()
             self._given_up.clear()
             self._scope_size = {}
@@ -86,51 +77,60 @@ class LocalStore(Store):
         return self.read(scope, key)
 
     def await_key(self, scope: str, key: str, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when a key is there."""
+        """Have ``wake`` called when a key is there, by any thread."""
         with self._lock:
-            self._awaited.setdefault((scope, key), set()).add(wake)
+            self._awaited[scope, key].add(wake)
             if key in self.values[scope]:
-                self._wake(scope, key)
-
-    def _wake(self, scope: str, key: str) -> None:
-        """Call the functions that wait for a key."""
-        waiting = self._awaited.pop((scope, key), None)
-        if waiting:
-            self._call_each(waiting)
+                wake()
 
     def forget(self, scope: str, key: str, wake: Callable[[], None]) -> None:
         """Remove ``wake`` from the waiting functions."""
         with self._lock:
-            waiting = self._awaited.get((scope, key), set())
-            waiting.discard(wake)
-            if not waiting:
-                self._awaited.pop((scope, key), None)
+            self._awaited[scope, key].discard(wake)
+            if not self._awaited[scope, key]:
+                del self._awaited[scope, key]
 
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
+    def write(self, scope: str, key: str, value: bytes) -> None:
         with self._lock:
-            values = self.values[scope]
-            values[key] = values.get(key, value) if if_absent else value
-            self._wake(scope, key)
-            return values[key]
+            self.values[scope][key] = value
+            for wake in self._awaited.get((scope, key), ()):
+                wake()
+
+    def setdefault(self, key: str, value: object) -> Any:
+        with self._lock:
+            if key not in self.values[SCOPE]:
+                self.put(key, value)
+            return self.get(key)
 
     def give(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        self.contribute(key, rank, size, value)
+        found = self.get(awaited or key, hold_s)
+        return self.contribute(key, rank, size, value), found
+
+    def contribute(
         self, key: str, rank: int, size: int, value: object
     ) -> MissingRanks:
+        """Contribute to a list, as ``give`` does, without waiting."""
         with self._lock:
-            gathering = self._gatherings.get(key)
-            if gathering is None:
-                gathering = self._gatherings[key] = _Gathering(size)
-            gathering.parts[rank] = value
-            missing = gathering.missing
-            missing.pop(rank, None)
-            if not missing:
-                del self._gatherings[key]
-                parts = (gathering.parts[r] for r in range(size))
+            if key in self.values[SCOPE]:
+                return MissingRanks([], 0)
+            given = self._parts.setdefault(key, {})
+            given[rank] = value
+            if len(given) == size:
+                del self._parts[key]
+                parts = (given[r] for r in range(size))
                 self.put(key, [part for part in parts if part is not None])
+            missing = (r for r in range(size) if r not in given)
             some = itertools.islice(missing, settings.MAX_RANKS_NAMED)
-            return MissingRanks(list(some), len(missing))
+            return MissingRanks([*some], size - len(given))
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
         with self._lock:
@@ -152,11 +152,11 @@ class LocalStore(Store):
                 self.values[scope].clear()
                 del self._given_up[scope]
 
-    def report(self, rank: int, progress: Progress) -> JsonObject:
+    def report(self, rank: int, progress: Mapping[str, Any]) -> JsonObject:
         """Record a rank's progress; return what it should know of others."""
         with self._lock:
             reports = self._reports
-            reports.add(rank, progress)
+            reports.add(rank, Progress(**progress))
             # Every rank gets this list, however many are gone: keep it short.
             others = (
                 (f"{name} ({error[0]})" if error else name, state)

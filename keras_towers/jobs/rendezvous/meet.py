@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import http.client
 import os
 import re
 import secrets
@@ -52,12 +51,16 @@ from keras_towers.jobs.rendezvous.rank_helper import (
     start_store,
     stop_helper,
 )
-from keras_towers.jobs.rendezvous.store import Endpoint, MissingRanks, client_of
+from keras_towers.jobs.rendezvous.store import (
+    Endpoint,
+    MissingRanks,
+    StoreClient,
+)
 
 _MIN_SECRET_LENGTH = 16
 # Rank 0 has not started; or the address is left over from an earlier job, and
 # another program may listen at it.
-_NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+_NO_ANSWER = (OSError, ValueError)
 
 
 def join_job() -> None:
@@ -202,7 +205,7 @@ class Meeting:
                 self._file.write(dataclasses.replace(endpoint, address=address))
             return self._register(lambda: endpoint)
         except TimeoutError:
-            client = client_of(endpoint)
+            client = StoreClient(endpoint)
             text = (
                 f"{self._environment} has waited {self._limit_s:.0f} s: "
                 f"{_not_there(self._missing)}. Has it ended, or not reached "
@@ -259,15 +262,16 @@ class Meeting:
                 try:
                     address = socket.gethostbyname(endpoint.address)
                     endpoint = dataclasses.replace(endpoint, address=address)
-                    client = client_of(endpoint)
-                    self._missing = client.give(
+                    client = StoreClient(endpoint)
+                    self._missing, found = client.give(
                         INTRODUCTIONS,
                         self._rank,
                         self._size,
                         _introduction(endpoint, nonce),
+                        settings.HOLD_S,
+                        f"{PLACEMENT}-{self._rank}",
                     )
-                    key = f"{PLACEMENT}-{self._rank}"
-                    placement = client.get(key, settings.HOLD_S) or {}
+                    placement = found or {}
                     if late_s and not placement:
                         last = _not_there(self._missing)
                 except _NO_ANSWER as error:

@@ -27,7 +27,11 @@ from keras_towers.foundation.object_types import JsonObject
 from keras_towers.foundation.system import allow_open_files
 from keras_towers.jobs import agent
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.liveness import Liveness, TaskState
+from keras_towers.jobs.rendezvous.liveness import (
+    ANSWERED,
+    Liveness,
+    TaskState,
+)
 from keras_towers.jobs.rendezvous.store import HEARTBEAT, Endpoint, StoreClient
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 
@@ -153,27 +157,21 @@ def serve(
             return
         introductions = server.get(INTRODUCTIONS, settings.NETWORK_POLL_S)
     server.begin_round(place_ranks([rank["host"] for rank in introductions]))
-    signs: dict[int, Any] = dict.fromkeys(range(size))
-    beats = 0
+    stop, beats = agent.StopDetector(os.getppid()), 0
 
-    def keep(rank: int, sign: Hashable) -> None:
-        # What a rank has sent before its end may come late.
-        if signs.get(rank, TaskState.ENDED) != TaskState.ENDED:
-            signs[rank] = sign
+    def last_signs(ranks: Sequence[int]) -> dict[int, Hashable]:
+        signs = {rank: server.get(f"{HEARTBEAT}{rank}") for rank in ranks}
+        # The heartbeats of rank 0 are the answers of this process.
+        return signs if stop.is_stopped() else {**signs, 0: ANSWERED}
 
-    server.on_heartbeat = keep
     # Counted in beats: this process may have been stopped, too.
     liveness = Liveness(
-        signs, lambda _: signs.copy(), lost_s / beat_s, clock=lambda: beats
+        range(size), last_signs, lost_s / beat_s, clock=lambda: beats
     )
     for rank, placement in enumerate(_placements(introductions)):
         server.put(f"{PLACEMENT}-{rank}", placement)
-    stop = agent.StopDetector(os.getppid())
     while not ended.wait(beat_s):
         beats += 1
-        # Its heartbeats are the answers of this process.
-        if not stop.is_stopped():
-            signs[0] = beats
         liveness.refresh()
         server.gone = {
             rank: (_name(rank, introductions[rank]), state)

@@ -21,6 +21,19 @@ class Endpoint:
     port: int
     secret: str
 
+    @property
+    def prefix(self) -> str:
+        """The start of every path: the token and Horovod's port."""
+        return f"{path_token(self.secret)}:{self.port}"
+
+    def sign_request(self, method: str, path: str, body: bytes) -> str:
+        """Return the signature of a request."""
+        return _digest(self.secret, f"{method} {path}\n".encode() + body)
+
+    def sign_answer(self, method: str, path: str, body: bytes) -> str:
+        """Return the signature of the answer to a request."""
+        return self.sign_request(f"ANSWER {method}", path, body)
+
 
 def path_token(secret: str) -> str:
     """Return the start of every path, which reveals nothing about the secret.
@@ -30,21 +43,6 @@ def path_token(secret: str) -> str:
     host's name becomes part of every path.
     """
     return _digest(secret, b"token")
-
-
-def path_prefix(endpoint: Endpoint) -> str:
-    """Return the start of every path: the token and Horovod's port."""
-    return f"{path_token(endpoint.secret)}:{endpoint.port}"
-
-
-def sign_request(secret: str, method: str, path: str, body: bytes) -> str:
-    """Return the signature of a request."""
-    return _digest(secret, f"{method} {path}\n".encode() + body)
-
-
-def sign_answer(secret: str, method: str, path: str, body: bytes) -> str:
-    """Return the signature of the answer to a request."""
-    return sign_request(secret, f"ANSWER {method}", path, body)
 
 
 def sign_file(secret: str, content: bytes) -> bytes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import http.client
 import json
 import math
 import os
@@ -15,17 +15,29 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.message_lists import listed
 from keras_towers.foundation.object_types import JsonObject
 from keras_towers.jobs.rendezvous import activity
-from keras_towers.jobs.rendezvous.signatures import Endpoint, path_token
-from keras_towers.jobs.rendezvous.store_link import SCOPE, StoreLink
+from keras_towers.jobs.rendezvous.signatures import (
+    SIGNATURE,
+    Endpoint,
+    is_equal,
+    path_token,
+)
 
 _Value = TypeVar("_Value")
 
+SCOPE = "keras_towers"
+"""The scope of this package's keys; other scopes are Horovod's."""
+MAX_BYTES: int = 16 << 20
+"""Largest value. A signature covers it, so it is read before it is known who
+sends it."""
+HOLD = "?hold="
+"""Follows a key that is read, and precedes how many seconds to wait for it."""
 HOROVODS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 HOROVODS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 RESUMES = "resumes"
@@ -41,12 +53,6 @@ CONNECTED = "rank_"
 """Followed by a rank, the key of a rank that has connected to its job."""
 HEARTBEAT = "heartbeat-"
 """Followed by a rank, the key of the rank's last sign of life."""
-PROGRESS = "progress-"
-"""Followed by a rank, the key under which the rank reports its progress."""
-CONTRIBUTIONS = "contributions-"
-"""Followed by a key, the key under which ranks contribute to its list."""
-ADDED = "added-"
-"""Followed by a key, the key under which ranks add items to it."""
 ERROR = "error-"
 """Followed by a rank, the key of the error by which the rank's script ends, and
 of whether the failure of another rank is why."""
@@ -54,8 +60,7 @@ OUTSIDE = "outside of training"
 """How the description of a rank ends that makes no call of the job."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MissingRanks:
+class MissingRanks(NamedTuple):
     """The ranks that have not contributed to a list.
 
     Attributes:
@@ -85,19 +90,27 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
-        """Write bytes, optionally only if there are none; return the result."""
+    def write(self, scope: str, key: str, value: bytes) -> None:
+        """Write the bytes of a key."""
+
+    @abstractmethod
+    def setdefault(self, key: str, value: object) -> Any:
+        """Write a value if there is none; return the stored one."""
 
     @abstractmethod
     def give(
-        self, key: str, rank: int, size: int, value: object
-    ) -> MissingRanks:
-        """Contribute to a list; return the ranks that have yet to contribute.
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        """Contribute to a list, and wait for it, or for another value.
 
-        When all have, the value of the key is the list of contributions, so
-        that no rank reads a key of each other one.
+        When all have contributed, the value of the key is the list of
+        contributions, so that no rank reads a key of each other one.
 
         Args:
             key: the key of the list.
@@ -106,6 +119,12 @@ class Store(ABC):
             value: the part; given again, it replaces the one before. None
                 is left out of the list: what all ranks read is then as short
                 for many ranks as for few.
+            hold_s: how long to wait.
+            awaited: the key of what to wait for; empty: the list.
+
+        Returns:
+            The ranks that have yet to contribute; and what was awaited, or
+            None if it is not there in time.
         """
 
     @abstractmethod
@@ -152,11 +171,6 @@ class Store(ABC):
     def put(self, key: str, value: object) -> None:
         """Write a value."""
         self.write(SCOPE, key, json.dumps(value).encode())
-
-    def setdefault(self, key: str, value: object) -> Any:
-        """Write a value if there is none; return the stored one."""
-        encoded = json.dumps(value).encode()
-        return json.loads(self.write(SCOPE, key, encoded, if_absent=True))
 
 
 @dataclasses.dataclass
@@ -225,37 +239,43 @@ class Progress:
 class StoreClient(Store):
     """A store that another process serves.
 
+    Each request has a connection of its own, also one that waits for a value:
+    threads, and children of a fork, share nothing.
+
     Args:
         endpoint: the store.
     """
 
     def __init__(self, endpoint: Endpoint):
         self.host: str = endpoint.address
-        self._link = StoreLink(endpoint)
+        self._endpoint = endpoint
 
     def read(self, scope: str, key: str, hold_s: float = 0) -> bytes | None:
-        if hold_s:
-            self._link.wait(f"{scope}/{key}", hold_s)
-        return self._link.ask("GET", f"/{scope}/{key}")
+        hold = f"{HOLD}{hold_s}" if hold_s else ""
+        return self._ask("GET", f"/{scope}/{key}{hold}", hold_s=hold_s)
 
-    def write(
-        self, scope: str, key: str, value: bytes, *, if_absent: bool = False
-    ) -> bytes:
-        if if_absent:
-            return self._post(scope, key, value)
-        self._link.ask("PUT", f"/{scope}/{key}", value)
-        return value
+    def write(self, scope: str, key: str, value: bytes) -> None:
+        self._ask("PUT", f"/{scope}/{key}", value)
+
+    def setdefault(self, key: str, value: object) -> Any:
+        return self._call("setdefault", key, value)
 
     def give(
-        self, key: str, rank: int, size: int, value: object
-    ) -> MissingRanks:
-        part = json.dumps([rank, size, value]).encode()
-        answer = self._post(SCOPE, f"{CONTRIBUTIONS}{key}", part)
-        return MissingRanks(*json.loads(answer))
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float = 0,
+        awaited: str = "",
+    ) -> tuple[MissingRanks, Any]:
+        missing, found = self._call(
+            "give", key, rank, size, value, hold_s, awaited, hold_s=hold_s
+        )
+        return MissingRanks(*missing), found
 
     def add(self, key: str, rank: int, items: Sequence[str]) -> None:
-        added = json.dumps([rank, [*items]]).encode()
-        self._post(SCOPE, f"{ADDED}{key}", added)
+        self._call("add", key, rank, [*items])
 
     def report(self, rank: int, progress: Progress) -> JsonObject:
         """Report a rank's progress.
@@ -266,16 +286,50 @@ class StoreClient(Store):
             one another in different exchanges, as names and what each does;
             under ``"gone"`` ranks that are gone, as names and states.
         """
-        body = json.dumps(dataclasses.asdict(progress)).encode()
-        answer = self._post(SCOPE, f"{PROGRESS}{rank}", body)
-        others: JsonObject = json.loads(answer)
+        others: JsonObject = self._call(
+            "report", rank, dataclasses.asdict(progress)
+        )
         return others
 
-    def _post(self, scope: str, key: str, body: bytes) -> bytes:
-        answer = self._link.ask("POST", f"/{scope}/{key}", body)
-        if answer is None:
-            raise OSError(f"the store does not know {key}")
-        return answer
+    def _call(self, method: str, *arguments: object, hold_s: float = 0) -> Any:
+        """Call a method of the store that the server serves."""
+        path, body = f"/{SCOPE}/{method}", json.dumps(arguments).encode()
+        return json.loads(self._ask("POST", path, body, hold_s) or "")
+
+    def _ask(
+        self, method: str, path: str, body: bytes = b"", hold_s: float = 0
+    ) -> bytes | None:
+        """Make a request; return the answer, or None: there is no value.
+
+        Raises:
+            OSError: the store does not answer, or it is not the store.
+        """
+        store = self._endpoint
+        # A long answer takes longer, but its parts do not.
+        limit_s = settings.STORE_ANSWER_S + hold_s
+        link = http.client.HTTPConnection(
+            store.address, store.port, timeout=limit_s
+        )
+        headers = {SIGNATURE: store.sign_request(method, path, body)}
+        with contextlib.closing(link):
+            try:
+                link.request(method, f"/{store.prefix}{path}", body, headers)
+                answer = link.getresponse()
+                content = answer.read(MAX_BYTES)
+            except ConnectionError:
+                raise
+            except (http.client.HTTPException, ValueError) as error:
+                raise OSError(
+                    f"this is no answer of a store: {error!r}"
+                ) from error
+        if answer.status == HTTPStatus.NOT_FOUND:
+            return None
+        if answer.status != HTTPStatus.OK:
+            raise OSError(f"the store answers {answer.status}")
+        expected = store.sign_answer(method, path, content)
+        if not is_equal(answer.getheader(SIGNATURE, ""), expected):
+            raise OSError("the answer's signature is wrong")
+        return content
 
 
 def store_of_job() -> StoreClient | None:
@@ -289,25 +343,29 @@ def store_of_job() -> StoreClient | None:
     horovods = os.environ.get(HOROVODS_ADDRESS)
     if horovods and not horovods.endswith(path_token(secret)):
         return None
-    return client_of(Endpoint(host, int(port), secret))
+    return StoreClient(Endpoint(host, int(port), secret))
 
 
-def client_of(endpoint: Endpoint) -> StoreClient:
-    """The one client of this process, which has one connection."""
-    return _client_of(endpoint, os.getpid())
+def tell_job(key: str, value: object) -> None:
+    """Write a value in the job's store, if there is one and it answers."""
+    store = store_of_job()
+    if store is not None:
+        with contextlib.suppress(OSError):
+            store.put(key, value)
 
 
-@functools.cache
-def _client_of(endpoint: Endpoint, process: int) -> StoreClient:
-    return StoreClient(endpoint)
+def ask_job(key: str, hold_s: float = 0) -> Any:
+    """Read a value of the job's store; None if there is none, or no store."""
+    store = store_of_job()
+    if store is not None:
+        with contextlib.suppress(OSError):
+            return store.get(key, hold_s)
+    return None
 
 
 def report_connected(rank: int) -> None:
     """Report to the launcher, if any, that a rank has connected."""
-    store = store_of_job()
-    if store is not None:
-        with contextlib.suppress(OSError):
-            store.put(f"{CONNECTED}{rank}", True)
+    tell_job(f"{CONNECTED}{rank}", True)
 
 
 def wait_for(

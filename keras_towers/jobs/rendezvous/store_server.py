@@ -1,15 +1,11 @@
 """The server of a job's store, and the format of requests.
 
-One thread answers all connections. It speaks the protocol of Horovod's
-rendezvous server, for Horovod's clients: they connect for each request, and the
-server closes the connection. Clients of this package keep one, in which they
-wait, and make other requests meanwhile.
+One thread answers all connections, in the protocol of Horovod's rendezvous
+server, for Horovod's clients: a client connects for each request, and the
+server closes the connection when it has answered.
 
-``POST`` is an addition: it writes a value if there is none, and returns the
-stored one; it gives a rank's part of a value, and returns which ranks are
-missing; it adds a rank's items to a value; it reports a rank's progress, and
-returns which ranks are late, gone, or in other exchanges; or it waits until one
-of some keys is there.
+For clients of this package, ``GET`` can wait for a value that is missing, and
+``POST`` calls a method of the store.
 """
 
 from __future__ import annotations
@@ -23,12 +19,12 @@ import secrets
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
+from http import HTTPStatus
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.notices import logger
-from keras_towers.jobs.rendezvous import store, store_link
+from keras_towers.jobs.rendezvous import store
 from keras_towers.jobs.rendezvous.local_store import (
     RENDEZVOUS_SCOPE,
     LocalStore,
@@ -37,19 +33,13 @@ from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
     Endpoint,
     is_equal,
-    path_prefix,
-    sign_answer,
-    sign_request,
 )
-from keras_towers.jobs.rendezvous.store import Progress
-from keras_towers.jobs.rendezvous.store_link import SCOPE
+from keras_towers.jobs.rendezvous.store import SCOPE
 
 # How the scopes begin in which ranks of Horovod write their addresses: for all
 # ranks, for the ranks of a host, and for all ranks with one local rank.
 _RENDEZVOUS_SCOPES = (RENDEZVOUS_SCOPE, "local_", "cross_")
-_REASONS = {200: "OK", 403: "Forbidden", 404: "Not Found"}
-_OK, _FORBIDDEN, _NOT_FOUND = _REASONS
-_REASONS[store_link.AWAITED] = "Awaited"
+_SERVED_METHODS = ("setdefault", "add", "report")
 # All ranks may connect at once, and a client that the kernel turns away retries
 # only after seconds. The kernel may allow fewer.
 _WAITING_CONNECTIONS = 4096
@@ -65,7 +55,6 @@ class StoreServer(LocalStore):
         endpoint: where it listens.
         on_connected: called with the rank of each process that connects to its
             job.
-        on_heartbeat: called with a rank and its sign of life.
         connections: those of its clients.
 
     Raises:
@@ -88,9 +77,8 @@ class StoreServer(LocalStore):
             int(self._listener.getsockname()[1]),
             secret or secrets.token_hex(32),
         )
-        self.prefix: str = path_prefix(self.endpoint)
+        self.prefix: str = self.endpoint.prefix
         self.on_connected: Callable[[int], None] = lambda rank: None
-        self.on_heartbeat: Callable[[int, Hashable], None] = lambda *sign: None
         self.connections: set[_Connection] = set()
         self.loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
@@ -114,7 +102,6 @@ class StoreServer(LocalStore):
             sock=self._listener,
             backlog=_WAITING_CONNECTIONS,
         )
-        self._end_late()
         await self._stopped.wait()
         # Those that are being accepted are not among them yet.
         while accepted := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -125,24 +112,10 @@ class StoreServer(LocalStore):
         # It closes them when it runs next.
         await asyncio.sleep(0)
 
-    def _end_late(self) -> None:
-        """End requests that take too long, in all connections, repeatedly."""
-        now = time.monotonic()
-        for connection in [*self.connections]:
-            connection.end_late(now)
-        self.loop.call_later(settings.STORE_LOOK_S, self._end_late)
-
     def stop(self) -> None:
         """Stop the server, and close its connections."""
         self.loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
-
-    def _call_each(self, functions: Iterable[Callable[[], None]]) -> None:
-        def call() -> None:
-            for function in functions:
-                function()
-
-        self.loop.call_soon_threadsafe(call)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +127,6 @@ class _Head:
         path: without the prefix of the job.
         length: the number of bytes of the body.
         signature: the signature; empty: there is none.
-        is_kept: whether the client keeps its connection.
         is_ours: whether the request may come from the job, and is not too
             large.
     """
@@ -163,7 +135,6 @@ class _Head:
     path: str
     length: int
     signature: str
-    is_kept: bool
     is_ours: bool
 
 
@@ -185,243 +156,195 @@ def _parse(head: bytes, job: str) -> _Head:
         f"/{path}",
         length,
         headers.get(SIGNATURE.lower(), ""),
-        headers.get("connection", "").lower() == "keep-alive",
-        is_equal(prefix, job) and length <= store_link.MAX_BYTES,
+        is_equal(prefix, job) and length <= store.MAX_BYTES,
     )
 
 
 class _Connection(asyncio.Protocol):
-    """A connection and its requests, which are answered in order.
+    """A connection, on which a client makes one request.
 
-    A request that waits does not hold up the others.
-
-    The connection is closed if the rest of a request does not arrive in time,
-    or if its client does not read the answer.
+    It is closed if the rest of the request does not arrive in time, or if its
+    client does not read the answer.
     """
 
     def __init__(self, server: StoreServer):
         self._server = server
         self._received = bytearray()
-        # The request whose body has not arrived.
+        # None: it has not arrived.
         self._head: _Head | None = None
-        # The keys for which the client waits; what ends that; and when.
-        self._places: list[tuple[str, str]] = []
-        self._end_wait: Callable[[], None] | None = None
-        self._waits_until = 0.0
-        # When the connection ends, by ``time.monotonic``, as that does.
-        self._until = 0.0
+        self._is_whole = False
+        self._stop_waiting: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._server.connections.add(self)
-        self._limit(settings.REQUEST_S)
+        self._timer = self._server.loop.call_later(
+            settings.REQUEST_S, transport.abort
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._timer.cancel()
         self._stop_waiting()
 
     def close(self) -> None:
-        """Close the connection, once all answers are sent."""
+        """Close the connection, once the answer is sent."""
         self._transport.close()
 
+    def _limit(self, seconds: float, end: Callable[[], None]) -> None:
+        """Set what ends the wait for the client, or for a value, and when."""
+        self._timer.cancel()
+        self._timer = self._server.loop.call_later(seconds, end)
+
     def data_received(self, data: bytes) -> None:
-        if not self._received and self._head is None:
-            self._limit(settings.REQUEST_S)
         self._received += data
-        self._advance()
+        # What follows the request is not read.
+        if not self._is_whole:
+            try:
+                self._take_request()
+            except Exception:
+                # Not what a client of this package sends.
+                logger.debug("a request to the store", exc_info=True)
+                self._transport.abort()
 
-    def _limit(self, seconds: float) -> None:
-        """Set the time until the next part of a request, or its end."""
-        self._until = time.monotonic() + seconds
-
-    def end_late(self, now: float) -> None:
-        """End a request that has taken too long."""
-        if self._end_wait is not None and now >= self._waits_until:
-            self._end_wait()
-        if now >= self._until:
-            self._transport.abort()
-
-    def _advance(self) -> None:
-        """Answer the requests that have arrived."""
-        try:
-            while not self._transport.is_closing():
-                request = self._next_request()
-                if request is None:
-                    return
-                self._answer_request(*request)
-        except Exception:
-            # Not what a client of this package sends.
-            logger.debug("a request to the store", exc_info=True)
-            self._transport.abort()
-
-    def _next_request(self) -> tuple[_Head, bytes] | None:
-        """Take the next request from the bytes; None: it is incomplete."""
+    def _take_request(self) -> None:
+        """Answer the request if all of it has arrived."""
         received, head = self._received, self._head
         if head is None:
             end = received.find(b"\r\n\r\n", 0, _MAX_HEAD_BYTES)
             if end < 0 and len(received) < _MAX_HEAD_BYTES:
-                return None
+                return
             # A head that is too long is not from our clients.
             head = _parse(bytes(received[: max(end, 0)]), self._server.prefix)
             del received[: end + 4]
             self._head = head
-        most = store_link.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
+        most = store.MAX_BYTES if head.is_ours else _MAX_REFUSED_BYTES
         length = min(head.length, most)
         if len(received) < length:
-            self._limit(settings.REQUEST_S)
-            return None
-        body = bytes(received[:length])
-        del received[:length]
-        self._head = None
-        return head, body
+            self._limit(settings.REQUEST_S, self._transport.abort)
+            return
+        self._is_whole = True
+        self._answer_request(head, bytes(received[:length]))
 
     def _answer_request(self, head: _Head, body: bytes) -> None:
         server = self._server
-        scope, *keys = head.path[1:].split("/")
-        if not head.is_ours or len(keys) != 1:
+        path, _, hold_s = head.path.partition(store.HOLD)
+        scope, *keys = path[1:].split("/")
+        is_signed = scope != SCOPE or is_equal(
+            head.signature,
+            server.endpoint.sign_request(head.method, head.path, body),
+        )
+        if not head.is_ours or not is_signed or len(keys) != 1:
             return self._refuse()
-        if scope == SCOPE:
-            expected = sign_request(
-                server.endpoint.secret, head.method, head.path, body
-            )
-            if not is_equal(head.signature, expected):
-                return self._refuse()
         (key,) = keys
         if head.method == "GET":
-            return self._answer_value(head, scope, key)
+            # Horovod's clients would poll for ranks that have yet to arrive.
+            polls = scope.startswith(_RENDEZVOUS_SCOPES)
+            wait_s = settings.HOLD_S if polls else float(hold_s or 0)
+            read = functools.partial(server.read, scope, key)
+            return self._answer_later(head, scope, key, wait_s, read)
         if head.method == "PUT":
             self._put(scope, key, body)
             return self._answer(head, b"")
-        if head.method == "POST" and (scope, key) == (SCOPE, store_link.ANY):
-            return self._answer_any(head, body)
-        if head.method == "POST":
-            return self._answer(head, self._post(scope, key, body))
+        is_call = head.method == "POST" and scope == SCOPE
+        if is_call and key == "give":
+            return self._give(head, *json.loads(body))
+        if is_call and key in _SERVED_METHODS:
+            result = getattr(server, key)(*json.loads(body))
+            return self._answer(head, json.dumps(result).encode())
         if head.method == "DELETE":
             server.delete(scope, key)
             return self._answer(head, b"")
         self._refuse()
 
-    def _answer_value(self, head: _Head, scope: str, key: str) -> None:
-        """Answer with a value."""
-        read = functools.partial(self._server.read, scope, key)
-        answer = functools.partial(self._answer, head)
-        if scope.startswith(_RENDEZVOUS_SCOPES):
-            # Horovod's clients would poll for ranks that have yet to arrive.
-            self._answer_later([(scope, key)], settings.HOLD_S, read, answer)
-        else:
-            answer(read())
+    def _give(
+        self,
+        head: _Head,
+        key: str,
+        rank: int,
+        size: int,
+        value: object,
+        hold_s: float,
+        awaited: str,
+    ) -> None:
+        """Take a rank's part of a list, and answer when a value is there."""
+        server, awaited = self._server, awaited or key
 
-    def _answer_any(self, head: _Head, body: bytes) -> None:
-        """Answer with the existing ones of some keys, when there is one."""
-        places = [tuple(place.split("/", 1)) for place in json.loads(body)]
+        def answer() -> bytes:
+            missing = server.contribute(key, rank, size, value)
+            # As it is stored: a list of all ranks' parts may be long.
+            found = server.read(SCOPE, awaited) or b"null"
+            return b"[%b, %b]" % (json.dumps(missing).encode(), found)
 
-        def found() -> bytes | None:
-            read = self._server.read
-            there = [
-                f"{scope}/{key}"
-                for scope, key in places
-                if read(scope, key) is not None
-            ]
-            return json.dumps(there).encode() if there else None
-
-        def answer(there: bytes | None) -> None:
-            self._answer(head, there or b"[]", store_link.AWAITED)
-
-        self._answer_later(places, settings.LISTEN_S, found, answer)
+        server.contribute(key, rank, size, value)
+        self._answer_later(head, SCOPE, awaited, hold_s, answer)
 
     def _answer_later(
         self,
-        places: list[tuple[str, str]],
+        head: _Head,
+        scope: str,
+        key: str,
         hold_s: float,
         read: Callable[[], bytes | None],
-        answer: Callable[[bytes | None], None],
     ) -> None:
-        """Answer with a value when it exists.
+        """Answer when a value is there, or when the time is over.
 
-        Or when the time is over; not at all if the client waits for something
-        else before.
+        Args:
+            head: the head of the request.
+            scope: the scope of the value.
+            key: its key.
+            hold_s: the time.
+            read: returns the answer.
         """
-        self._stop_waiting()
-        value = read()
-        if value is not None:
-            return answer(value)
+        server, place = self._server, (scope, key)
 
         def end() -> None:
-            # Another may have been begun since this one was to end.
-            if self._end_wait is end:
-                self._stop_waiting()
-                answer(read())
+            # The value may be written just as the time is over.
+            if not self._transport.is_closing():
+                self._answer(head, read())
 
-        self._places, self._end_wait = places, end
-        self._waits_until = time.monotonic() + hold_s
-        self._limit(settings.LOST_S)
-        for scope, key in places:
-            self._server.await_key(scope, key, end)
+        if not hold_s or server.read(*place) is not None:
+            return end()
 
-    def _stop_waiting(self) -> None:
-        if self._end_wait is not None:
-            for scope, key in self._places:
-                self._server.forget(scope, key, self._end_wait)
-            self._end_wait = None
+        def wake() -> None:
+            server.loop.call_soon_threadsafe(end)
+
+        self._limit(hold_s, end)
+        self._stop_waiting = functools.partial(server.forget, *place, wake)
+        server.await_key(*place, wake)
 
     def _put(self, scope: str, key: str, body: bytes) -> None:
         """Store a value, and handle its meaning for the server."""
         server = self._server
         server.write(scope, key, body)
-        ours = scope == SCOPE
-        if ours and key.startswith(store.HEARTBEAT):
-            rank = int(key.removeprefix(store.HEARTBEAT))
-            server.on_heartbeat(rank, json.loads(body))
-        elif scope == RENDEZVOUS_SCOPE or (
-            ours and key.startswith(store.CONNECTED)
-        ):
+        is_ours = scope == SCOPE and key.startswith(store.CONNECTED)
+        if is_ours or scope == RENDEZVOUS_SCOPE:
             # Horovod's key is the rank, without a prefix.
             server.on_connected(int(key.removeprefix(store.CONNECTED)))
 
-    def _post(self, scope: str, key: str, body: bytes) -> bytes:
-        """Return the answer to a report, a contribution, or a value."""
-        server = self._server
-        if scope == SCOPE and key.startswith(store.PROGRESS):
-            rank = int(key.removeprefix(store.PROGRESS))
-            others = server.report(rank, Progress(**json.loads(body)))
-            return json.dumps(others).encode()
-        if scope == SCOPE and key.startswith(store.CONTRIBUTIONS):
-            whole = key.removeprefix(store.CONTRIBUTIONS)
-            missing = server.give(whole, *json.loads(body))
-            return json.dumps([missing.some, missing.number]).encode()
-        if scope == SCOPE and key.startswith(store.ADDED):
-            server.add(key.removeprefix(store.ADDED), *json.loads(body))
-            return b""
-        return server.write(scope, key, body, if_absent=True)
-
     def _refuse(self) -> None:
         # A refused client must not get a signature for a path of its choice.
-        self._send(_FORBIDDEN, b"", "", is_kept=False)
+        self._send(HTTPStatus.FORBIDDEN)
 
-    def _answer(
-        self, head: _Head, body: bytes | None, status: int = _OK
-    ) -> None:
+    def _answer(self, head: _Head, body: bytes | None) -> None:
         """Answer with a value; None: there is none."""
         if body is None:
-            return self._send(_NOT_FOUND, b"", "", head.is_kept)
-        secret = self._server.endpoint.secret
-        signature = sign_answer(secret, head.method, head.path, body)
-        self._send(status, body, signature, head.is_kept)
+            return self._send(HTTPStatus.NOT_FOUND)
+        endpoint = self._server.endpoint
+        signature = endpoint.sign_answer(head.method, head.path, body)
+        self._send(HTTPStatus.OK, body, f"{SIGNATURE}: {signature}")
 
     def _send(
-        self, status: int, body: bytes, signature: str, is_kept: bool
+        self, status: HTTPStatus, body: bytes = b"", *headers: str
     ) -> None:
-        head = [
-            f"HTTP/1.1 {status} {_REASONS[status]}",
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
             f"Content-Length: {len(body)}",
-            f"Connection: {'keep-alive' if is_kept else 'close'}",
-        ]
-        if signature:
-            head.append(f"{SIGNATURE}: {signature}")
-        text = "\r\n".join((*head, "", ""))
-        self._transport.write(text.encode() + body)
-        # Until the next request, or until the client has read all of this.
-        self._limit(settings.LOST_S)
-        if not is_kept:
-            self._transport.close()
+            "Connection: close",
+            *headers,
+        )
+        self._transport.write("\r\n".join((*head, "", "")).encode() + body)
+        # Until the client has read all of this.
+        self._limit(settings.LOST_S, self._transport.abort)
+        self._transport.close()

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import ClassVar, NoReturn, TypeAlias
 
+from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.object_types import JsonObject
 from keras_towers.jobs.agent import source_address
@@ -163,9 +164,13 @@ def make_task() -> None:
             "`keras-towers run`."
         )
     address = reserve_port(source_address(server.host), _held)
-    server.give(_TASKS, rank.rank, rank.size, address)
-    addresses = tuple(json.loads(server.wait(_TASKS)))
-    cluster = Cluster({"worker": addresses}, "worker", rank.rank)
+    addresses = None
+    while addresses is None:
+        # If a rank ends before, the launcher ends this one.
+        _, addresses = server.give(
+            _TASKS, rank.rank, rank.size, address, settings.LISTEN_S
+        )
+    cluster = Cluster({"worker": tuple(addresses)}, "worker", rank.rank)
     os.environ[VARIABLE] = cluster.to_json()
     _store = server
     # It is no rank of Horovod any more.

@@ -14,7 +14,6 @@ not even know over Gloo which ranks are late.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import math
 import os
@@ -123,7 +122,9 @@ class StallWatch(threading.Thread):
         self._warning_s = warning_s
         self._shutdown_s = shutdown_s
         this_rank.begin_round(0)
-        self._updates = self._first_updates = this_rank.updates.total()
+        self._updates = self._first_updates = _number_of_updates(
+            this_rank.exchanges.read()[0]
+        )
         self._reading = threading.Lock()
         self._beat_s: float = min(
             warning_s / _BEATS_PER_WARNING, settings.STALL_BEAT_S
@@ -178,20 +179,17 @@ class StallWatch(threading.Thread):
         with self._reading:
             if self._ended.is_set():
                 return False
-            begun, ended = counts = this_rank.updates.total()
             exchanged, in_python, in_graphs = this_rank.exchanges.read()
-        if counts != self._updates:
-            self._updates = counts
-            this_rank.since = time.monotonic()
+        updates = _number_of_updates(exchanged)
+        if updates != self._updates:
+            self._updates = updates
             if not this_rank.waits:
-                done = begun - self._first_updates[0]
-                this_rank.action = f"update {done}"
+                this_rank.action = f"update {updates - self._first_updates}"
         exchanged -= this_rank.exchanged
-        marks, before = this_rank.first
         position = [
             this_rank.round,
-            this_rank.marks - marks,
-            begun - before + exchanged.total(),
+            this_rank.marks - this_rank.marked,
+            exchanged.total(),
         ]
         progress = self._progress
         if position != progress.position:
@@ -200,7 +198,8 @@ class StallWatch(threading.Thread):
         in_exchange = bool(in_python or (this_rank.action and in_graphs))
         pauses = this_rank.is_counted and not in_exchange
         waits = (this_rank.waits and not pauses) or bool(in_python)
-        progress.waits = waits = waits or ended < begun
+        updating = any(name.startswith(activity.UPDATE) for name in in_graphs)
+        progress.waits = waits = waits or updating
         progress.action = this_rank.action or (_UNMARKED if waits else "")
         progress.is_over = this_rank.is_over
         progress.does = this_rank.does if in_python else ""
@@ -260,6 +259,11 @@ class StallWatch(threading.Thread):
                 return
             end_process(str(error), code=1)
         end_process(f"{self._text(ranks, waited_s)} Ending the job.")
+
+
+def _number_of_updates(begun: Mapping[str, int]) -> int:
+    """Return how many updates of engines' optimizers have begun."""
+    return sum(n for x, n in begun.items() if x.startswith(activity.UPDATE))
 
 
 class AnswerWatch(threading.Thread):
@@ -357,11 +361,9 @@ def tell_error(rank: int | None) -> None:
     error = cause = getattr(sys, "last_value", None)
     while cause is not None and not isinstance(cause, errors.OtherRankError):
         cause = cause.__cause__ or cause.__context__
-    store = store_lib.store_of_job()
-    if error is not None and store is not None:
+    if error is not None:
         told = shorten(error), cause is not None
-        with contextlib.suppress(OSError):
-            store.put(f"{store_lib.ERROR}{rank}", told)
+        store_lib.tell_job(f"{store_lib.ERROR}{rank}", told)
 
 
 def stop_watch() -> None:

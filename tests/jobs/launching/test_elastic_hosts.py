@@ -1,8 +1,5 @@
 """The hosts of an elastic job."""
 
-import threading
-
-import psutil
 import pytest
 
 from keras_towers.foundation.errors import TowerError
@@ -10,10 +7,8 @@ from keras_towers.jobs.launching import elastic_hosts
 from keras_towers.jobs.launching.elastic_hosts import (
     ElasticHosts,
     ElasticOptions,
-    JobOver,
     discover_by_script,
 )
-from tests.kit.processes import wait_until
 from tests.kit.scripts import write_executable
 
 pytestmark = pytest.mark.core
@@ -39,21 +34,6 @@ def test_discovered_hosts(tmp_path):
     fails = write_executable(path, "echo no cluster >&2; exit 3")
     with pytest.raises(TowerError, match="exit code 3: no cluster"):
         discover_by_script(fails)
-
-
-def test_a_script_that_hangs_ends_with_the_job(tmp_path, monkeypatch):
-    over, started = threading.Event(), tmp_path / "started"
-    path = tmp_path / "discover.sh"
-    script = write_executable(path, f"echo $$ > {started}; sleep 600")
-
-    def end():
-        wait_until(lambda: started.exists() and started.read_text())
-        over.set()
-
-    threading.Thread(target=end).start()
-    with pytest.raises(JobOver):
-        discover_by_script(script, over)
-    assert not psutil.pid_exists(int(started.read_text()))
 
 
 def test_a_host_cannot_have_any_number_of_slots(tmp_path):
@@ -130,9 +110,9 @@ def test_hosts_that_are_avoided_for_a_while(monkeypatch):
 def test_a_host_where_processes_are_killed_is_avoided_the_second_time():
     found, said = {"a": 1, "b": 1}, []
     hosts = ElasticHosts(dict, found, (5, 30), said.append, check=reachable)
-    hosts.record_kill("a")
+    hosts.avoid("a", was_killed=True)
     assert [*hosts.available()] == ["a", "b"] and said == []
-    hosts.record_kill("a")
+    hosts.avoid("a", was_killed=True)
     assert [*hosts.available()] == ["b"]
     assert said[0].startswith("no rank starts on a for 5 s")
 

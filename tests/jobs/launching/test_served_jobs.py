@@ -1,6 +1,5 @@
 """Clusters of TensorFlow's runtime that the launcher starts."""
 
-import json
 import os
 import signal
 import sys
@@ -36,28 +35,6 @@ def run_here(tmp_path, monkeypatch):
     return run_here
 
 
-# The job ends with its workers, however far its server is.
-TOLD = """
-print(os.environ['TF_CONFIG'], flush=True)
-if task[0] == "ps":
-    open("told", "w").close()
-while not os.path.exists("told"):
-    time.sleep(0.01)
-"""
-
-
-def test_each_task_is_told_of_all(run_here, tmp_path, capsys):
-    logs = tmp_path / "logs"
-    assert run_here(2, TOLD, output=logs) == 0
-    out = capsys.readouterr().out
-    for role, index in (("ps", 0), ("worker", 0), ("worker", 1)):
-        text = (logs / f"rank.{role}.{index}.txt").read_text()
-        assert f"[{role} {index}] {text}" in out
-        config = json.loads(text)
-        assert config["task"] == {"type": role, "index": index}
-        assert [len(config["cluster"][r]) for r in ("ps", "worker")] == [1, 2]
-
-
 SERVING = """
 if task[0] == "ps":
     open("server", "w").write(str(os.getpid()))
@@ -91,10 +68,14 @@ def test_request_to_end_is_for_the_workers(run_here, tmp_path, capsys):
     )
 
 
-def test_server_is_ended_where_workers_say_no_goodbye(run_here, capsys):
+def test_server_is_ended_where_workers_say_no_goodbye(
+    run_here, tmp_path, capsys
+):
     script = "time.sleep(60 * (task[0] == 'ps'))\nprint('done')"
-    assert run_here(1, script) == 0
+    assert run_here(1, script, output=tmp_path / "logs") == 0
     assert capsys.readouterr().out == "[worker 0] done\n"
+    files = sorted(path.name for path in (tmp_path / "logs").iterdir())
+    assert files == ["rank.ps.0.txt", "rank.worker.0.txt"]
 
 
 def test_task_that_ends_before_it_connects_is_not_waited_for(run):

@@ -6,28 +6,6 @@ from keras_towers.jobs.rendezvous import activity
 from tests.kit.leaving import Boom
 
 
-def test_updates_of_what_is_gone_still_count_and_are_not_read_again():
-    class Owner:
-        pass
-
-    counts, read = activity.UpdateCounts(), []
-
-    def count():
-        read.append(0)
-        return 3, 2
-
-    first, second = Owner(), Owner()
-    counts.add(first, count)
-    counts.add(second, lambda: (10, 10))
-    assert counts.total() == (13, 12)
-    del first
-    # None waits for its last update.
-    assert counts.total() == (13, 13)
-    seen = len(read)
-    assert counts.total() == (13, 13)
-    assert len(read) == seen
-
-
 def test_what_one_rank_does_alone_is_named_and_is_no_further_action():
     activity.mark("on_epoch_end")
     marks = activity.this_rank.marks

@@ -6,25 +6,18 @@ import pytest
 
 from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
-from keras_towers.jobs.rendezvous import commits, store, store_link
+from keras_towers.jobs.rendezvous import commits, store
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 pytestmark = pytest.mark.core
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(job_store, monkeypatch):
     """The store of a job, of which this process is rank 0."""
-    server = StoreServer("127.0.0.1")
-    at = f"{server.endpoint.address}:{server.endpoint.port}"
-    monkeypatch.setenv(settings.ENV_STORE, at)
-    monkeypatch.setenv(settings.ENV_SECRET, server.endpoint.secret)
-    monkeypatch.delenv(store.HOROVODS_ADDRESS, raising=False)
     for name, value in place_ranks(["a", "b"])[0].environment.items():
         monkeypatch.setenv(name, value)
-    yield server
-    server.stop()
+    return job_store
 
 
 def test_a_rank_that_does_not_find_the_last_backup_says_so(server, tmp_path):
@@ -62,11 +55,11 @@ def test_all_ranks_get_what_rank_0_has(server, monkeypatch):
         monkeypatch.setenv("HOROVOD_RANK", "1")
         key = f"shared-{next(commits._shared) + 1}"
         other = pool.submit(commits.share, b"of rank 1")
-        server.write(store_link.SCOPE, key, b"of rank 0")
+        server.write(store.SCOPE, key, b"of rank 0")
         assert other.result(20) == b"of rank 0"
     monkeypatch.setenv("HOROVOD_RANK", "0")
     assert commits.share(b"mine") == b"mine"
-    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     with pytest.raises(TowerError, match="have 11 bytes, but may have 10"):
         commits.share(b"a" * 11)
 

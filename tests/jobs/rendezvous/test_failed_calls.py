@@ -90,6 +90,14 @@ def job(monkeypatch):
     store.stop()
 
 
+def begun(job, size):
+    """So many ranks that have begun a call."""
+    ranks = job(size)
+    for calls, own in ranks:
+        assert calls.begin(own) is None
+    return ranks
+
+
 def in_threads(*functions):
     results = [None] * len(functions)
 
@@ -191,9 +199,7 @@ def test_every_transition_of_the_table(job, monkeypatch):
 
 
 def test_a_failure_aborts_the_calls_of_all_and_names_the_first(job):
-    ranks = job(3)
-    for calls, own in ranks:
-        assert calls.begin(own) is None
+    ranks = begun(job, 3)
 
     def fails():
         calls, own = ranks[1]
@@ -264,10 +270,7 @@ def test_whether_a_call_runs_in_another_thread(job):
 
 
 def test_a_step_is_repeated_on_all_ranks_or_on_none(job):
-    ranks = job(2)
-    (calls, own), (others, other) = ranks
-    for calls_, own_ in ranks:
-        assert calls_.begin(own_) is None
+    (calls, own), (others, other) = begun(job, 2)
 
     def hears():
         assert own.aborted.wait(20)
@@ -290,9 +293,7 @@ def test_a_step_is_repeated_on_all_ranks_or_on_none(job):
 
 
 def test_a_call_that_fails_while_others_repeat_a_step_fails_on_all(job):
-    (calls, own), (others, other) = ranks = job(2)
-    for calls_, own_ in ranks:
-        assert calls_.begin(own_) is None
+    (calls, own), (others, other) = begun(job, 2)
 
     def repeats():
         assert calls.repeat(own, "no memory")
@@ -309,19 +310,17 @@ def test_a_call_that_fails_while_others_repeat_a_step_fails_on_all(job):
 
 
 def test_nobody_is_the_cause_of_what_all_ranks_raise(job):
-    ranks = job(2)
-    for calls, own in ranks:
-        calls.begin(own)
     found = in_threads(
-        *(lambda c=c, own=own: c.fail(own, "the same") for c, own in ranks)
+        *(
+            lambda calls=calls, own=own: calls.fail(own, "the same")
+            for calls, own in begun(job, 2)
+        )
     )
     assert found == [None, None]
 
 
 def test_a_call_that_has_failed_elsewhere_does_not_begin(job):
-    (calls, own), (late, other) = job(2)
-    calls.begin(own)
-    late.begin(other)
+    (calls, own), (late, other) = begun(job, 2)
     for one in (calls, late):
         one.end()
     # Rank 0 fails in its second call, before rank 1 comes to it.
@@ -340,9 +339,7 @@ def test_a_call_that_has_failed_elsewhere_does_not_begin(job):
 
 def test_a_call_that_others_have_left_well_does_not_fail(job):
     """In a loop over batches, a rank may be one call ahead."""
-    (calls, own), (ahead, other) = job(2)
-    calls.begin(own)
-    ahead.begin(other)
+    (calls, own), (ahead, other) = begun(job, 2)
     ahead.end()
     found = in_threads(
         lambda: calls.fail(own, "my bug"),

@@ -190,7 +190,7 @@ def test_only_ranks_that_end_or_hang_are_gone(helpers):
     assert endpoint.port and len(endpoint.secret) > 16
     for rank in range(SIZE):
         assert store.get("placement-0") is None
-        missing = store.give("introductions", rank, SIZE, introduction(rank))
+        missing, _ = store.give("introductions", rank, SIZE, introduction(rank))
     assert not missing.number
     places = [store.get(f"placement-{rank}", 60) for rank in range(SIZE)]
     assert [place["nonce"] for place in places] == ["of 0", "of 1", "of 2"]

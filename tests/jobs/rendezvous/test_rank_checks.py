@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from keras_towers import TowerError
-from keras_towers.jobs.rendezvous import rank_checks, store
+from keras_towers.jobs.rendezvous import rank_checks
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 MINE = {
     "TensorFlow": "2.21.0",
@@ -48,11 +47,8 @@ def test_what_may_differ_between_ranks(caplog, its, refused, said):
     assert said is None or said in caplog.text
 
 
-def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
+def test_a_rank_is_compared_with_the_first_that_arrived(job_store, monkeypatch):
     """In later rounds of an elastic job too."""
-    server = StoreServer("127.0.0.1")
-    client = store.StoreClient(server.endpoint)
-    monkeypatch.setattr(store, "store_of_job", lambda: client)
     joined = []
 
     def join(rank, **other):
@@ -63,17 +59,14 @@ def test_a_rank_is_compared_with_the_first_that_arrived(monkeypatch):
         rank_checks.compare_with_first_rank("Horovod")
         joined.append(rank)
 
-    try:
-        server.begin_round(place_ranks(["h0", "h1"]))
-        join(0)
-        join(1, Keras="3.15.2")
-        server.begin_round(place_ranks(["h0", "h1", "h2", "h3"]))
-        said = "rank 3 on h3 has Keras 2.1, but rank 0 on h0 has Keras 3.15.1"
-        with pytest.raises(TowerError, match=said):
-            join(3, Keras="2.1")
-        join(2)
-    finally:
-        server.stop()
+    job_store.begin_round(place_ranks(["h0", "h1"]))
+    join(0)
+    join(1, Keras="3.15.2")
+    job_store.begin_round(place_ranks(["h0", "h1", "h2", "h3"]))
+    said = "rank 3 on h3 has Keras 2.1, but rank 0 on h0 has Keras 3.15.1"
+    with pytest.raises(TowerError, match=said):
+        join(3, Keras="2.1")
+    join(2)
     assert joined == [0, 1, 2]
 
 

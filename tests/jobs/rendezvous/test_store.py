@@ -5,7 +5,6 @@ import functools
 import gc
 import socket
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,15 +18,14 @@ from types import SimpleNamespace
 import pytest
 
 from keras_towers.foundation import settings
-from keras_towers.jobs.rendezvous import store, store_link
+from keras_towers.jobs.rendezvous import store
 from keras_towers.jobs.rendezvous.hosts import place_ranks
 from keras_towers.jobs.rendezvous.signatures import (
     SIGNATURE,
+    Endpoint,
     path_token,
-    sign_request,
 )
 from keras_towers.jobs.rendezvous.store import Progress
-from keras_towers.jobs.rendezvous.store_link import encode_request
 from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
@@ -84,11 +82,14 @@ def test_requests_without_the_token_are_refused(server):
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"here") == 200
     assert server.values["worker_addresses"] == {"h:0": b"here"}
+    # Only values are served.
+    assert ask(server, "HEAD", path) == 403
+    assert ask(server, "GET", f"{server.path}/worker_addresses") == 403
 
 
 def test_values_that_are_too_large_are_refused(server, monkeypatch):
     """They are read before it is known who sends them."""
-    monkeypatch.setattr(store_link, "MAX_BYTES", 10)
+    monkeypatch.setattr(store, "MAX_BYTES", 10)
     path = f"{server.path}/worker_addresses/h:0"
     assert ask(server, "PUT", path, b"x" * 11) == 403
     assert ask(server, "PUT", path, b"x" * 10) == 200
@@ -110,7 +111,12 @@ def raw(server, *parts, pause_s=0.0):
 
 
 def signed(server, method, path, body=b""):
-    return encode_request(server.here.endpoint, method, path, body)
+    lines = (
+        f"{method} {server.path}{path} HTTP/1.1",
+        f"{SIGNATURE}: {server.here.endpoint.sign_request(method, path, body)}",
+        f"Content-Length: {len(body)}",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + body
 
 
 def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
@@ -128,12 +134,13 @@ def test_requests_that_are_slow_cut_or_senseless_end_their_connection(
         assert b" 200 " not in raw(server, sent)
     # Of a rank, but nothing that a rank sends.
     for path, body in (
-        ("/keras_towers/progress-0", b"{}"),
-        ("/keras_towers/progress-x", b"{}"),
-        ("/keras_towers/contributions-x", b"[0]"),
-        ("/keras_towers/any-of", b"[7]"),
+        ("report", b"[0, {}]"),
+        ("report", b"{}"),
+        ("give", b"[0]"),
+        ("setdefault", b"7"),
     ):
-        assert raw(server, signed(server, "POST", path, body)) == b""
+        sent = signed(server, "POST", f"/keras_towers/{path}", body)
+        assert raw(server, sent) == b""
     assert time.monotonic() - begun < 30
     assert not server.values["keras_towers"]
     # The server serves all the same; and what is slow, but goes on.
@@ -151,7 +158,6 @@ def test_a_client_that_has_sent_nothing_takes_no_file(patient, server):
     assert not server.here.connections
     links[4].sendall(signed(server, "PUT", "/keras_towers/mine", b"1"))
     assert links[4].recv(1 << 16).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert len(server.here.connections) == 1
     for link in links:
         link.close()
 
@@ -171,49 +177,30 @@ def test_a_server_that_is_stopped_at_once_leaves_nothing_open():
     assert not said
 
 
-def test_requests_on_one_connection_are_answered_in_turn(server, monkeypatch):
-    """Each is signed, and the first that is not ends it."""
-    monkeypatch.setattr(settings, "LOST_S", 1)
+def test_a_connection_has_one_request(server):
+    """What follows it is not read, though it be signed."""
     put = signed(server, "PUT", "/keras_towers/a", b"1")
-    get = signed(server, "GET", "/keras_towers/a")
-    b = signed(server, "PUT", "/keras_towers/b", b"2")
-    waits = signed(
-        server, "POST", "/keras_towers/any-of", b'["keras_towers/b"]'
-    )
+    late = signed(server, "PUT", "/keras_towers/late", b"1")
     forged = put.replace(b"\r\n\r\n1", b"\r\n\r\n2")
-    parts = get + waits + put[:50], put[50:] + b + get, forged + get
-    said = raw(server, *parts, pause_s=0.1)
-    statuses = [
-        int(line.split()[1])
-        for line in said.split(b"\r\n")
-        if b"HTTP/1.1 " in line
-    ]
-    # That which waits is answered when it can be.
-    assert statuses == [404, 200, 200, 200, 290, 403]
-    assert server.client.get("a") == 1
-    # One that is not used is closed.
-    assert raw(server, get).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert raw(server, put[:50], put[50:] + late).count(b" 200 OK") == 1
+    assert b" 403 " in raw(server, forged)
+    held = signed(server, "GET", "/keras_towers/b?hold=0.2")
+    assert b" 404 " in raw(server, held, late)
+    assert server.client.get("a") == 1 and server.client.get("late") is None
 
 
-def test_threads_ask_and_wait_in_one_connection(server):
+def test_threads_and_children_of_a_fork_ask_and_wait(server):
     client, number = server.client, 20
     with ThreadPoolExecutor(2 * number) as pool:
         waits = [pool.submit(client.get, f"k{n}", 60) for n in range(number)]
         asks = [pool.submit(client.setdefault, "x", n) for n in range(number)]
         assert len({ask.result(60) for ask in asks}) == 1
-        assert len(server.here.connections) == 1
         for n in range(number):
             client.put(f"k{n}", n)
         assert [wait.result(60) for wait in waits] == [*range(number)]
     assert wait_until(lambda: not server.here.connections)
-    # A child of a fork makes one of its own.
-    waits = threading.Thread(target=client.get, args=("late", 60))
-    waits.start()
-    assert wait_until(lambda: server.here.connections)
     child = run_python("-c", _FORKED, repr(astuple(server.here.endpoint)))
     assert (child.stdout, child.returncode) == ("1\n2\n", 0), child.stderr
-    client.put("late", 1)
-    waits.join(60)
     # Those that wait when the server ends hear of it.
     waits = ThreadPoolExecutor().submit(client.get, "never", 60)
     assert wait_until(lambda: server.here.connections)
@@ -225,15 +212,15 @@ def test_threads_ask_and_wait_in_one_connection(server):
 
 _FORKED = """
 import os, sys, threading
-from keras_towers.jobs.rendezvous.store import client_of
+from keras_towers.jobs.rendezvous.store import StoreClient
 from keras_towers.jobs.rendezvous.signatures import Endpoint
-endpoint = Endpoint(*eval(sys.argv[1]))
-threading.Thread(target=client_of(endpoint).get, args=("z", 9)).start()
-client_of(endpoint).put("y", 1)
-print(client_of(endpoint).get("y"), flush=True)
+client = StoreClient(Endpoint(*eval(sys.argv[1])))
+threading.Thread(target=client.get, args=("z", 9)).start()
+client.put("y", 1)
+print(client.get("y"), flush=True)
 if os.fork() == 0:
-    client_of(endpoint).put("z", 2)
-    print(client_of(endpoint).get("z"), flush=True)
+    client.put("z", 2)
+    print(client.get("z"), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -242,17 +229,23 @@ os.wait()
 def test_the_list_of_what_all_ranks_give_is_there_when_all_have(server):
     client, size = server.client, 12
     for rank in reversed(range(1, size)):
-        missing = client.give("list", rank, size, {"rank": rank})
+        missing, found = client.give("list", rank, size, {"rank": rank})
         assert missing.number == rank and missing.some == [*range(min(8, rank))]
-        assert client.get("list") is None
+        assert found is None and client.get("list") is None
     assert missing.named(missing.some) == "0"
-    # It may be given again, as by a rank that has been restarted.
-    assert client.give("list", 1, size, "again").some == [0]
-    assert client.give("list", 0, size, None).number == 0
-    others = [{"rank": rank} for rank in range(2, size)]
-    assert client.get("list") == ["again", *others]
+    # It may be given again, as by a rank that has been restarted; and awaited.
+    again = "list", 1, size, "again"
+    assert client.give(*again, 0.1) == (([0], 1), None)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(client.give, *again, 60)
+        others = [{"rank": rank} for rank in range(2, size)]
+        whole = ["again", *others]
+        assert client.give("list", 0, size, None) == (([], 0), whole)
+        assert waits.result(60) == (([], 0), whole)
+    assert client.give(*again) == (([], 0), whole)
     # Nothing is as short for many ranks.
-    assert [client.give("all", r, 2, None).number for r in range(2)] == [1, 0]
+    client.give("all", 0, 2, None)
+    assert client.give("all", 1, 2, None, 0.1, "other") == (([], 0), None)
     assert client.get("all") == []
 
 
@@ -262,16 +255,6 @@ def test_what_ranks_add_says_whether_another_one_has_added_it(server):
         client.add("waiting", rank, ["a", f"b {rank}"])
     of_one = {f"b {rank}": [rank] for rank in (3, 1, 2)}
     assert client.get("waiting") == {"a": [3, 1], **of_one}
-
-
-def test_only_values_are_served(server, tmp_path, monkeypatch):
-    """And no files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "private").mkdir()
-    (tmp_path / "private" / "key").write_text("")
-    assert ask(server, "HEAD", f"{server.path}/private/key") == 403
-    assert ask(server, "GET", f"{server.path}/private/key") == 404
-    assert ask(server, "GET", f"{server.path}/private") == 403
 
 
 def test_a_scope_that_all_ranks_delete_is_empty(server):
@@ -315,34 +298,27 @@ def test_a_request_that_waits_is_answered_when_the_value_is_written(
 def test_a_forged_stall_key_is_not_believed(server):
     server.client.put("stall-1", "right")
     path, body = "/keras_towers/stall-1", b'"forged"'
-    right = sign_request(SECRET, "PUT", path, body)
+    sign, another = (
+        Endpoint("127.0.0.1", server.port, secret).sign_request
+        for secret in (SECRET, "another")
+    )
+    right = sign("PUT", path, body)
     for signed in (
-        *(None, "0" * 64, sign_request("another", "PUT", path, body)),
-        *(
-            sign_request(SECRET, "GET", path, body),
-            sign_request(SECRET, "PUT", path, b""),
-        ),
-        sign_request(SECRET, "PUT", "/keras_towers/stall-2", body),
+        *(None, "0" * 64, another("PUT", path, body)),
+        *(sign("GET", path, body), sign("PUT", path, b"")),
+        sign("PUT", "/keras_towers/stall-2", body),
     ):
         headers = {SIGNATURE: signed} if signed else {}
         assert ask(server, "PUT", server.path + path, body, headers) == 403
     assert ask(server, "PUT", path, body, {SIGNATURE: right}) == 403
     assert server.client.get("stall-1") == "right"
     # Nor is a value left where there is none yet.
-    other = server.path + "/keras_towers/facts"
+    other = server.path + "/keras_towers/setdefault"
     assert ask(server, "POST", other, body, {SIGNATURE: right}) == 403
     assert [server.client.setdefault("facts", n) for n in (1, 2)] == [1, 1]
     accepted = {SIGNATURE: right}
     assert ask(server, "PUT", server.path + path, body, accepted) == 200
     assert server.client.get("stall-1") == "forged"
-
-
-def test_no_proxy_is_asked(server, monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.delenv("no_proxy", raising=False)
-    server.client.put("mine", 3)
-    assert server.client.get("mine") == 3
 
 
 def test_the_store_of_another_job_is_not_used(monkeypatch):

@@ -8,8 +8,6 @@ import pytest
 from keras_towers.foundation.errors import TowerError
 from keras_towers.jobs.rendezvous import tf_config
 from keras_towers.jobs.rendezvous.hosts import place_ranks
-from keras_towers.jobs.rendezvous.store import StoreClient
-from keras_towers.jobs.rendezvous.store_server import StoreServer
 
 TASK = {"type": "worker", "index": 0}
 TWO = {"worker": ["a:1", "b:2"]}
@@ -80,11 +78,8 @@ def test_errors_say_which_entry_is_wrong(config, what):
         read(config) if isinstance(config, str) else described(*config)
 
 
-def test_ranks_of_a_job_become_tasks(monkeypatch):
-    server = StoreServer("127.0.0.1")
-    server.give("tasks", 0, 2, "10.0.0.1:9")
-    client = StoreClient(server.endpoint)
-    monkeypatch.setattr(tf_config.store, "store_of_job", lambda: client)
+def test_ranks_of_a_job_become_tasks(job_store, monkeypatch):
+    job_store.give("tasks", 0, 2, "10.0.0.1:9")
     monkeypatch.setenv(tf_config.VARIABLE, "")
     with pytest.raises(TowerError, match="TF_CONFIG is not set: set it, or"):
         tf_config.make_task()
@@ -97,4 +92,3 @@ def test_ranks_of_a_job_become_tasks(monkeypatch):
     assert cluster.rank == 1
     # It is no rank of Horovod any more.
     assert not any(name.startswith("HOROVOD_") for name in os.environ)
-    server.stop()

@@ -20,7 +20,6 @@ from keras_towers.jobs.rendezvous.store import (
     Endpoint,
     StoreClient,
 )
-from keras_towers.jobs.rendezvous.store_server import StoreServer
 from tests.kit.leaving import Boom
 from tests.kit.processes import wait_until
 from tests.kit.scripts import run_python
@@ -346,24 +345,15 @@ def test_what_ranks_do_at_the_end_of_the_script_is_watched():
 
 
 def test_the_launcher_learns_whether_another_rank_is_why_a_script_ends(
-    monkeypatch,
+    job_store, monkeypatch
 ):
-    server, of_other = StoreServer("127.0.0.1"), failed_elsewhere("fit", "1")
-    monkeypatch.setattr(watch_lib.store_lib, "store_of_job", lambda: server)
+    of_other = failed_elsewhere("fit", "1")
     handled, own = KeyError("a"), ValueError("mine")
     handled.__context__ = of_other
-    try:
-        for error, follows in (
-            (of_other, True),
-            (handled, True),
-            (own, False),
-        ):
-            monkeypatch.setattr(sys, "last_value", error, raising=False)
-            watch_lib.tell_error(3)
-            told = [shorten(error), follows]
-            assert server.get(f"{ERROR}3") == told
-    finally:
-        server.stop()
+    for error, follows in ((of_other, True), (handled, True), (own, False)):
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        watch_lib.tell_error(3)
+        assert job_store.get(f"{ERROR}3") == [shorten(error), follows]
 
 
 def test_thirty_silent_processes_are_found_as_fast_as_one():
