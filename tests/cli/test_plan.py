@@ -57,20 +57,8 @@ def no_layouts(devices):
     return devices
 
 
-def takes_one(number):
-    return number
-
-
 def fails():
     raise ValueError("no weights today")
-
-
-def no_model():
-    return "a model"
-
-
-def uncompiled():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
 
 
 def eager():
@@ -85,14 +73,6 @@ def scalars():
     return model(), 3, 4
 
 
-def of_unknown_length():
-    made = keras.Sequential(
-        [keras.Input((None, 8)), keras.layers.LSTM(4)], name="texts"
-    )
-    made.compile("adam", "mse")
-    return made
-
-
 def deep():
     layers = [keras.layers.Dense(64, "gelu") for _ in range(8)]
     model = keras.Sequential([keras.Input((64,)), *layers], name="deep")
@@ -102,10 +82,8 @@ def deep():
 
 def run(target, *options):
     """Plan what a function of this file returns, for four devices."""
-    if not target.startswith("no_such"):
-        target = f"{__name__}:{target}"
     options = options or ("--towers", "4")
-    return CliRunner().invoke(app, ["plan", target, *options])
+    return CliRunner().invoke(app, ["plan", f"{__name__}:{target}", *options])
 
 
 def test_a_table_has_each_choice_and_says_what_fits():
@@ -305,9 +283,6 @@ def test_other_numbers_of_hosts_are_refused(text):
         plan_hosts.parse_hosts(text, 8)
 
 
-ARRAY = np.zeros((99, 9))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -341,23 +316,10 @@ ARRAY = np.zeros((99, 9))
             ["model", *ON_HOSTS, "--cpus", "tower"],
             "--cpus plans no --hosts: leave one of them out",
         ),
-        (["no_such_module:build"], "no module named 'no_such_module'"),
-        (
-            ["no_such.py:build"],
-            "no_such.py:build cannot be imported: no module",
-        ),
-        (["no_such"], "names no function: give MODULE:FUNCTION"),
-        (["missing"], "has no attribute 'missing'"),
-        (["modle"], "has no attribute 'modle'. Did you mean 'model'?"),
-        (["ARRAY"], "must be a function without arguments, but is ndarray"),
         (["fails"], "ValueError: no weights today (test_plan.py, line "),
-        (["no_model"], "must return a compiled keras.Model"),
-        (["uncompiled"], "call model.compile(optimizer, loss)"),
         (["eager"], "leave out run_eagerly=True"),
         (["wrong_data"], "cannot be planned: ValueError"),
         (["scalars"], "one of them is 3"),
-        (["of_unknown_length"], "Return (model, x, y)"),
-        (["model", "--towers", "0"], "--towers 0 is not allowed"),
         (
             ["model", "--towers", "4", "--layouts", f"{__name__}:no_layouts"],
             f"{__name__}:no_layouts: it must return a keras.distribution.",
@@ -367,16 +329,8 @@ ARRAY = np.zeros((99, 9))
             "fails must be a function of the list of the devices' names, but",
         ),
         (
-            ["takes_one"],
-            "takes_one must be a function without arguments, but",
-        ),
-        (
             ["model", "--towers", "2", "--device-memory", "24Gb"],
             "--device-memory 24Gb is not allowed: Gb may be bits, so write GB",
-        ),
-        (
-            ["model", "--towers", "2", "--batch-size", "0"],
-            "--batch-size 0 is not allowed",
         ),
         (
             ["model", "--towers", "2", "--device-memory", "lots"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from keras_towers.foundation.errors import TowerError, did_you_mean
 from keras_towers.foundation.object_types import JsonObject, Logs
@@ -91,15 +92,9 @@ def fit(work: Workload, model: keras.Model, whole: bool = False) -> Train:
 def state_bytes(model: keras.Model) -> int:
     """Return the bytes of all weights and of the optimizer's state."""
     return sum(
-        math.prod(v.shape) * _bytes_of(v.dtype)
+        math.prod(v.shape) * np.dtype(v.dtype).itemsize
         for v in (*model.variables, *model.optimizer.variables)
     )
-
-
-def _bytes_of(dtype: str) -> int:
-    """Return the bytes of a number, whatever the backend."""
-    bits = re.search(r"\d+$", dtype)
-    return int(bits[0]) // 8 if bits else 1
 
 
 def _recorder(times: Times, waits: bool) -> keras.callbacks.Callback:
