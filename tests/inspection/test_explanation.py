@@ -73,9 +73,7 @@ def eager():
     ("make", "data", "strategy", "message"),
     [
         (lambda: keras.Sequential(), (X, Y), None, "explain takes a compiled"),
-        (linear, (), None, "explain got no data"),
         (eager, (X, Y), None, "runs eagerly, .* leave out run_eagerly=True"),
-        (linear, (X, Y), lambda: "tower", "strategy='tower'"),
         (linear, (X, Y), kt.NoOpStrategy, "divides no step"),
         (linear, (X, Y), lambda: kt.TowerStrategy(1), "divides no step"),
         (linear, (X, Y), lambda: kt.AsyncTowerStrategy(2), "divides no step"),

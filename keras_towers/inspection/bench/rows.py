@@ -150,6 +150,8 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     """Set up the devices to train on, before TensorFlow initializes them."""
     import tensorflow as tf
 
+    from keras_towers.transport.devices import virtual_towers
+
     if device == "gpu":
         return [f"/device:GPU:{index}" for index in range(towers)]
     tf.config.set_visible_devices([], "GPU")
@@ -157,11 +159,7 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     # show parallel operations instead of parallel towers.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
-    )
-    return [f"/device:CPU:{index}" for index in range(towers)]
+    return virtual_towers(towers)
 
 
 class Runs(StrEnum):
