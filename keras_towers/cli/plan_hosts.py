@@ -153,23 +153,17 @@ def parse_hosts(text: str, towers: int) -> list[int]:
             them, up to the one after them.
         towers: the number of devices of each host.
     """
-    hosts, doubles = [0], False
-    for part in text.split(","):
-        if part == "..." and hosts[-1] and not doubles:
-            doubles = True
-            continue
-        number = int(part) if part.isdecimal() else 0
-        if number <= hosts[-1]:
-            raise _not_hosts(text)
-        while doubles and hosts[-1] < number:
-            hosts.append(2 * hosts[-1])
-        if not doubles:
-            hosts.append(number)
-        if hosts[-1] != number:
-            raise _not_hosts(text)
-        doubles = False
-    if doubles:
+    if not re.fullmatch(r"[1-9]\d*(,(\.\.\.,)?[1-9]\d*)*", text):
         raise _not_hosts(text)
+    hosts = [0]
+    for dots, digits in re.findall(r"(\.\.\.,)?(\d+)", text):
+        number = int(digits)
+        while dots and 2 * hosts[-1] < number:
+            hosts.append(2 * hosts[-1])
+        is_next = number == 2 * hosts[-1] if dots else number > hosts[-1]
+        if not is_next:
+            raise _not_hosts(text)
+        hosts.append(number)
     if hosts[-1] * towers > _MOST_DEVICES:
         raise TowerError(
             f"--hosts {text} with --towers {towers} is not allowed: these are "
