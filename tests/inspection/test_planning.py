@@ -281,7 +281,8 @@ def test_rows_are_gathered_in_place_of_sums_in_the_memory_of_one_host(towers):
 
 
 def test_each_choice_has_the_names_that_a_model_has_alone():
-    layer = keras.layers.Dense(2)
+    # The first one of a process has no number.
+    _, layer = keras.layers.Dense(2), keras.layers.Dense(2)
     number = int(layer.name.rpartition("_")[2])
     setting = planning.PlanSetting(["/device:GPU:0", "/device:GPU:1"], 12)
     names = []
