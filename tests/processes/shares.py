@@ -20,7 +20,7 @@ from keras_towers.fit.weights.joint_access import access_of
 from keras_towers.fit.weights.shards import spans_ranks
 from keras_towers.fit.weights.without_memory import DeferredVariable
 from keras_towers.foundation import settings
-from keras_towers.partition.timeline import sliced_uses
+from keras_towers.partition.timeline.sliced_weights import sliced_uses
 from tests.kit.compare import assert_all_close
 from tests.kit.memory import without_room
 from tests.kit.ranks import check
