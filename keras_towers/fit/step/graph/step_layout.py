@@ -1,7 +1,8 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
-``global_step.py`` calls ``lay_out`` with the trace, and ``plan_search.py``
-``with_timeline`` with the result. ``partition/`` does the work.
+``global_step.py`` calls ``lay_out`` with the trace, and a search for a plan
+(``plan_search.py``) ``with_timeline`` with the result. ``partition/`` does the
+work.
 """
 
 from __future__ import annotations
@@ -204,18 +205,18 @@ def lay_out(
 
 
 def with_timeline(
-    layout: StepLayout,
     config: TowerConfig,
-    remat: RematLimits = KEEP_ALL,
-    gather_bytes: int | None = None,
+    layout: StepLayout,
+    remat: RematLimits,
+    gather_bytes: int | None,
 ) -> StepLayout:
     """Return a step with its timeline.
 
     Ranks that share a step decide alike.
 
     Args:
-        layout: the step.
         config: the towers.
+        layout: the step.
         remat: what may be computed again, if the step trains.
         gather_bytes: the bytes of gathered weights at a time; None: as options
             say.

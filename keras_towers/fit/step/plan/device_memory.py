@@ -23,6 +23,7 @@ import tensorflow as tf
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
+from keras_towers.fit.step.graph import step_layout
 from keras_towers.fit.step.graph.step_layout import StepLayout, StepSettings
 from keras_towers.fit.step.plan import memory_messages
 from keras_towers.fit.step.plan.dry_run import (
@@ -279,7 +280,8 @@ class DeviceMemory:
             rows = -(-examples // (places.towers * ranks))
             settings = dataclasses.replace(settings, rows=rows)
         room = self._room_for(settings, examples)
-        search = PlanSearch(config, settings, room, lay_out)
+        schedule = functools.partial(step_layout.with_timeline, config)
+        search = PlanSearch(config.options, settings, room, lay_out, schedule)
         found = search.best()
         layout, plan = found.layout, found.plan
         whole = self._whole.setdefault(model, {})
@@ -295,11 +297,7 @@ class DeviceMemory:
             needs = dataclasses.replace(held, step=plan.bytes)
             # XLA keeps less than the estimate.
             self._compare(model, kind, needs, settings.xla)
-        how = self._how(found, whole.get(kind))
-        cheaper = search.next_cheaper(found)
-        if how and found.is_compared and cheaper is not None:
-            needed = format_bytes(cheaper.plan.total)
-            how += f"; the next cheaper plan needs {needed}"
+        how = self._how(found, whole.get(kind), search.next_cheaper(found))
         step_reports.record_costs(
             config,
             kind,
@@ -331,14 +329,18 @@ class DeviceMemory:
             self._choices() if settings.divide else [self._now],
             held_by,
             max(map(byte_size, model.weights), default=0),
+            step_layout.gather_bytes_for(config, settings),
         )
 
-    def _how(self, found: Tried, whole: int | None) -> str:
+    def _how(
+        self, found: Tried, whole: int | None, cheaper: Tried | None
+    ) -> str:
         """Return, and announce once, how a step is made to fit into memory.
 
         Args:
             found: its plan.
             whole: as for ``how_it_fits``.
+            cheaper: as for ``how_it_fits``.
         """
         settings, plan = found.layout.settings, found.plan
         model, kind = settings.model, settings.kind
@@ -348,6 +350,7 @@ class DeviceMemory:
             self._divided_for.get(model) == kind,
             "memory has run out" if settings.failed else str(self._limit),
             whole,
+            cheaper,
         )
         is_first = settings.places.ranks.job.rank == 0
         if how and is_first and first_time(model, (kind, plan)):
