@@ -126,6 +126,11 @@ class Tried:
     computes_again: bool
     is_compared: bool
 
+    @property
+    def whole(self) -> int:
+        """The bytes that it would need if nothing were computed again."""
+        return self.plan.total + self.layout.scheduled.plan.saved
+
 
 class PlanSearch:
     """Searches a plan for a step.
@@ -136,8 +141,7 @@ class PlanSearch:
         room: what a device has.
         lay_out: lays the step out, given a layout for fewer micro-batches.
         schedule: returns a layout with its timeline, given what may be computed
-            again, and the bytes of gathered weights at a time; None: as options
-            say.
+            again, and the bytes of gathered weights at a time.
 
     Attributes:
         needed: the bytes that the step needs as it is.
@@ -151,7 +155,7 @@ class PlanSearch:
         settings: StepSettings,
         room: Room,
         lay_out: Callable[[StepSettings, StepLayout | None], StepLayout],
-        schedule: Callable[[StepLayout, RematLimits, int | None], StepLayout],
+        schedule: Callable[[StepLayout, RematLimits, int], StepLayout],
     ):
         self._options, self._settings, self._room = options, settings, room
         self._lay_out, self._schedule = lay_out, schedule
@@ -164,8 +168,7 @@ class PlanSearch:
     def best(self) -> Tried:
         """Return the cheapest plan that fits; if none does, the smallest."""
         first = self._try(_Move(self._now, self._fewest))
-        step = first.layout.scheduled.plan
-        self.needed = first.plan.held + step.bytes + step.saved
+        self.needed = first.whole
         if first.fits and first.extra_time == 0:
             return first
         best: Tried | None = None
@@ -214,18 +217,20 @@ class PlanSearch:
             yield number
 
     def _saves(self, number: int) -> bool:
-        """Whether this many parts need clearly less than fewer parts did.
+        """Whether this many parts need clearly less than fewer parts do.
 
-        Sums of gradients come with the first two, so one part does not count.
+        What is computed again depends on the limit, so it does not count: a
+        smaller limit then needs no more, but for what is alike. Sums of
+        gradients come with the first two parts, so one part does not count.
         """
-        fewer = self._least_bytes(range(2, number))
-        return self._least_bytes([number]) * ALIKE < fewer
+        fewer = self._least_whole(range(2, number))
+        return self._least_whole([number]) * ALIKE < fewer
 
-    def _least_bytes(self, numbers: Container[int]) -> float:
-        """Return the bytes of the smallest plan with some numbers of parts."""
-        plans = [found.plan for found in self._tried.values()]
-        of_numbers = [p.total for p in plans if p.micro_batches in numbers]
-        return min(of_numbers, default=math.inf)
+    def _least_whole(self, numbers: Container[int]) -> float:
+        """Return the least of ``whole`` with some numbers of parts."""
+        tried = self._tried.values()
+        found = [t.whole for t in tried if t.plan.micro_batches in numbers]
+        return min(found, default=math.inf)
 
     def _time_of_parts(self, number: int) -> float:
         return _TIME_OF_DOUBLING * math.log2(number / self._fewest)
@@ -293,14 +298,9 @@ class PlanSearch:
             # Of the gathered weights at least two: one is used.
             two = min(_GATHERED_WEIGHTS) * room.largest
             absent = min(room.gather_bytes, two)
-        number = move.micro_batches
+        number, held = move.micro_batches, room.held(move.shards)
         now = self._try(_Move(self._now, number, self._gather_bytes()[-1]))
-        plan = MemoryPlan(
-            number,
-            now.plan.bytes + absent,
-            room.held(move.shards),
-            move.shards,
-        )
+        plan = MemoryPlan(number, now.plan.bytes + absent, held, move.shards)
         if number == self._fewest and plan.total <= room.size:
             # With more room, less is computed again.
             return self._planned(move, most_work, absent)
@@ -318,11 +318,13 @@ class PlanSearch:
             absent: the bytes of gathered weights that the present layout does
                 not have.
         """
-        held = self._room.held(move.shards)
-        room = max(self._room.size - held - absent, 0)
-        limits = self._limits(room, most_work)
+        room, gathered = self._room, move.gather_bytes
+        held = room.held(move.shards)
+        limits = self._limits(max(room.size - held - absent, 0), most_work)
         layout = self._schedule(
-            self._laid_out(move.micro_batches), limits, move.gather_bytes
+            self._laid_out(move.micro_batches),
+            limits,
+            room.gather_bytes if gathered is None else gathered,
         )
         planned = layout.scheduled.plan
         plan = MemoryPlan(
@@ -341,8 +343,7 @@ class PlanSearch:
             extra_time,
             fits=self._fits(plan),
             computes_again=again,
-            is_compared=self._room.is_known
-            or self._settings.failed is not None,
+            is_compared=room.is_known or self._settings.failed is not None,
         )
 
     def _time_of_shards(self, move: _Move, layout: StepLayout) -> float:
