@@ -1,7 +1,8 @@
 """The layout of a step over towers, and the settings that it is traced for.
 
-``global_step.py`` calls ``lay_out`` with the trace, and ``plan_search.py``
-``with_timeline`` with the result. ``partition/`` does the work.
+``global_step.py`` calls ``lay_out`` with the trace, and a search for a plan
+(``plan_search.py``) ``with_timeline`` with the result. ``partition/`` does the
+work.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from keras_towers.fit.step.graph.step_inputs import DividedBatch, capture
 from keras_towers.fit.step.graph.trace import Trace
 from keras_towers.fit.update.sharding_policy import ShardingPolicy
 from keras_towers.fit.update.weight_update import WeightUpdate
-from keras_towers.fit.weights.least_loaded import byte_size
 from keras_towers.fit.weights.tower_variables import TowerHandles
 from keras_towers.foundation import compat
 from keras_towers.foundation.errors import TowerError
@@ -49,10 +49,6 @@ _MIN_GATHERED_ROWS = 32
 # the gradient on every rank takes longer than sending it.
 _MIN_SAVING_RATIO = 4
 _MAX_GATHERED_BATCH = 256
-# The part of its weights that a tower gathers at a time, the bytes that are not
-# worth a limit, and those that suffice for any model.
-_GATHERED_PART = 4
-_LEAST_GATHERED, _MOST_GATHERED = 2**24, 2**29
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,21 +200,20 @@ def lay_out(
 
 
 def with_timeline(
-    layout: StepLayout,
     config: TowerConfig,
-    remat: RematLimits = KEEP_ALL,
-    gather_bytes: int | None = None,
+    layout: StepLayout,
+    remat: RematLimits,
+    gather_bytes: int,
 ) -> StepLayout:
     """Return a step with its timeline.
 
     Ranks that share a step decide alike.
 
     Args:
-        layout: the step.
         config: the towers.
+        layout: the step.
         remat: what may be computed again, if the step trains.
-        gather_bytes: the bytes of gathered weights at a time; None: as options
-            say.
+        gather_bytes: the bytes of gathered weights at a time.
     """
     settings = layout.settings
     places, examples = settings.places, settings.examples or ASSUMED_LENGTH
@@ -236,9 +231,7 @@ def with_timeline(
         split,
         remat if settings.trains else KEEP_ALL,
         layout.traced.segments if has_segments else None,
-        gather_bytes_for(config, settings)
-        if gather_bytes is None
-        else gather_bytes,
+        gather_bytes,
         xla=settings.xla,
     )
     return dataclasses.replace(layout, timeline=timeline)
@@ -284,15 +277,6 @@ def _divide_trace(
             examples=settings.examples or ASSUMED_LENGTH,
         ),
     )
-
-
-def gather_bytes_for(config: TowerConfig, settings: StepSettings) -> int:
-    """Return the bytes of gathered weights at a time, as options say."""
-    number = config.options.gathered_bytes
-    if number is not None:
-        return number
-    whole = sum(map(byte_size, settings.model.weights))
-    return min(max(_LEAST_GATHERED, whole // _GATHERED_PART), _MOST_GATHERED)
 
 
 def _warn_of_own_rows(

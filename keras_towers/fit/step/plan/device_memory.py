@@ -23,7 +23,11 @@ import tensorflow as tf
 from keras_towers.fit.components import TRAINING, KerasStrategy, TowerConfig
 from keras_towers.fit.options import Shards, free_shards
 from keras_towers.fit.places import ALONE
-from keras_towers.fit.step.graph.step_layout import StepLayout, StepSettings
+from keras_towers.fit.step.graph.step_layout import (
+    StepLayout,
+    StepSettings,
+    with_timeline,
+)
 from keras_towers.fit.step.plan import memory_messages
 from keras_towers.fit.step.plan.dry_run import (
     Needs,
@@ -51,6 +55,10 @@ from keras_towers.transport.absent_ranks import AbsentRanks
 
 # If variables take this part of the memory, their slots fit, too.
 _ROOM = 16
+# The part of its weights that a tower gathers at a time, the bytes that are not
+# worth a limit, and those that suffice for any model.
+_GATHERED_PART = 4
+_LEAST_GATHERED, _MOST_GATHERED = 2**24, 2**29
 
 
 class DoesNotFit(TowerError):
@@ -279,7 +287,8 @@ class DeviceMemory:
             rows = -(-examples // (places.towers * ranks))
             settings = dataclasses.replace(settings, rows=rows)
         room = self._room_for(settings, examples)
-        search = PlanSearch(config, settings, room, lay_out)
+        schedule = functools.partial(with_timeline, config)
+        search = PlanSearch(config.options, settings, room, lay_out, schedule)
         found = search.best()
         layout, plan = found.layout, found.plan
         whole = self._whole.setdefault(model, {})
@@ -295,11 +304,7 @@ class DeviceMemory:
             needs = dataclasses.replace(held, step=plan.bytes)
             # XLA keeps less than the estimate.
             self._compare(model, kind, needs, settings.xla)
-        how = self._how(found, whole.get(kind))
-        cheaper = search.next_cheaper(found)
-        if how and found.is_compared and cheaper is not None:
-            needed = format_bytes(cheaper.plan.total)
-            how += f"; the next cheaper plan needs {needed}"
+        how = self._how(found, whole.get(kind), search.next_cheaper(found))
         step_reports.record_costs(
             config,
             kind,
@@ -314,10 +319,11 @@ class DeviceMemory:
         """Return what devices have for a step, and what they hold besides."""
         config, model, limit = self._config, settings.model, self._limit
         ranks = settings.places.ranks.batch.size
+        gather_bytes = _gather_bytes_for(config, settings)
         is_known = limit is not None and examples is not None
         may_fail = settings.repeats or settings.failed is not None
         if not (is_known or may_fail):
-            return Room(choices=[self._now])
+            return Room(choices=[self._now], gather_bytes=gather_bytes)
         placed = PlacedModel(config, model)
 
         @functools.cache
@@ -331,14 +337,18 @@ class DeviceMemory:
             self._choices() if settings.divide else [self._now],
             held_by,
             max(map(byte_size, model.weights), default=0),
+            gather_bytes,
         )
 
-    def _how(self, found: Tried, whole: int | None) -> str:
+    def _how(
+        self, found: Tried, whole: int | None, cheaper: Tried | None
+    ) -> str:
         """Return, and announce once, how a step is made to fit into memory.
 
         Args:
             found: its plan.
             whole: as for ``how_it_fits``.
+            cheaper: as for ``how_it_fits``.
         """
         settings, plan = found.layout.settings, found.plan
         model, kind = settings.model, settings.kind
@@ -348,6 +358,7 @@ class DeviceMemory:
             self._divided_for.get(model) == kind,
             "memory has run out" if settings.failed else str(self._limit),
             whole,
+            cheaper,
         )
         is_first = settings.places.ranks.job.rank == 0
         if how and is_first and first_time(model, (kind, plan)):
@@ -386,6 +397,15 @@ class DeviceMemory:
             raise DoesNotFit(f"{text}, which is {least} too much. {advice}")
         if first_time(model, ("memory", kind)):
             logger.warning("%s", text)
+
+
+def _gather_bytes_for(config: TowerConfig, settings: StepSettings) -> int:
+    """Return the bytes of gathered weights at a time, as options say."""
+    number = config.options.gathered_bytes
+    if number is not None:
+        return number
+    whole = sum(map(byte_size, settings.model.weights))
+    return min(max(_LEAST_GATHERED, whole // _GATHERED_PART), _MOST_GATHERED)
 
 
 def _known_examples(spec: Structure, examples: int | None) -> int | None:

@@ -16,6 +16,7 @@ def how_it_fits(
     is_divided: bool,
     why: str,
     whole: int | None,
+    cheaper: Tried | None,
 ) -> str:
     """Return how a step is made to fit into memory.
 
@@ -25,6 +26,7 @@ def how_it_fits(
         is_divided: whether variables were divided for it.
         why: why it would not fit otherwise.
         whole: the bytes that it needs otherwise; None: unknown.
+        cheaper: the next cheaper plan, which does not fit; None: there is none.
 
     Returns:
         A line without a subject; empty: it is as the user says.
@@ -50,6 +52,9 @@ def how_it_fits(
         if whole is not None:
             line += f" instead of {format_bytes(whole)}"
         line += " on each device"
+        if cheaper is not None and cheaper.plan.total != whole:
+            needed = format_bytes(cheaper.plan.total)
+            line += f"; a cheaper plan would need {needed}, and does not fit"
     return line
 
 

@@ -14,34 +14,42 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-from keras_towers.fit.components import TowerConfig
-from keras_towers.fit.options import Shards
+from keras_towers.fit.options import Shards, StrategyOptions
 from keras_towers.fit.step.graph.step_layout import (
     MemoryPlan,
     StepLayout,
     StepSettings,
-    gather_bytes_for,
-    with_timeline,
 )
 from keras_towers.fit.step.plan.dry_run import Needs
 from keras_towers.partition.timeline.gathers import gathers_variables
 from keras_towers.partition.timeline.kept_results import KEEP_ALL, RematLimits
 from keras_towers.partition.timeline.memory_estimate import ALIKE
 
-# The multiplications in the time of which a link between devices moves a byte.
-_PER_SENT_BYTE = 64
-# The part of a step's time that other plans of equal work take more: slots in
-# shards, weights in shards, and each doubling of the number of micro-batches.
-_FOR_SHARDS = {None: 0.0, "updates": 0.01, "weights": 0.02}
-_FOR_DOUBLED_PARTS = 0.05
-# Predictions that differ by less are alike.
-_ALIKE_COSTS = 0.1
-# How often the largest weight may be among those that a tower has gathered.
-_LARGEST_GATHERED = 8, 2
-# How many times less a step is to need once memory has run out.
-_SHRINKS = 2
+# All times here are parts of the time of the step as it is. They only order
+# plans, and no user is told them. None of these numbers has been measured.
+
+# The multiplications that a device does while its link moves a byte. Assumed:
+# it differs by device and link.
+_MULTIPLICATIONS_PER_BYTE = 64
+# What variables in shards take besides what is sent. Assumed: of plans that
+# send as much, the one that divides less is to be taken.
+_TIME_OF_SHARDS = {None: 0.0, "updates": 0.01, "weights": 0.02}
+# What each doubling of the number of micro-batches takes, since a device does
+# smaller operations less well. Assumed.
+_TIME_OF_DOUBLING = 0.05
+# Plans that could save less time are not worth being planned. Assumed: times
+# are predicted no better.
+_ALIKE_TIMES = 0.1
+# How many times the largest weight a tower may have gathered at a time, if less
+# than options say is to do. Assumed: with 8, it gathers ahead of its use; with
+# 2, it gathers one while it uses another. Two ranks of Horovod on CPUs took as
+# long with a quarter of the model as with all (``benchmarks/README.md``).
+_GATHERED_WEIGHTS = 8, 2
+# How many times less a step is to need once memory has run out. Assumed: the
+# estimate was too low, and nobody knows by how much.
+_TIMES_LESS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +63,14 @@ class Room:
         held_by: returns what devices hold if an option divides variables; None:
             that is not compared.
         largest: the bytes of the largest weight.
+        gather_bytes: the bytes of gathered weights at a time, as options say.
     """
 
     size: float = math.inf
     choices: Sequence[Shards | None] = (None,)
     held_by: Callable[[Shards | None], Needs] | None = None
     largest: int = 0
+    gather_bytes: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -102,7 +112,8 @@ class Tried:
     Attributes:
         layout: the step, with its timeline.
         plan: what it needs.
-        cost: the time that it takes besides, as a part of the step's.
+        extra_time: the time that it takes beyond that of the step as it is, as
+            a part of the latter.
         fits: whether it fits, as far as is known.
         computes_again: whether memory requires that it computes again.
         is_compared: whether its bytes are known to be those of a device.
@@ -110,20 +121,27 @@ class Tried:
 
     layout: StepLayout
     plan: MemoryPlan
-    cost: float
+    extra_time: float
     fits: bool
     computes_again: bool
     is_compared: bool
+
+    @property
+    def whole(self) -> int:
+        """The bytes that it would need if nothing were computed again."""
+        return self.plan.total + self.layout.scheduled.plan.saved
 
 
 class PlanSearch:
     """Searches a plan for a step.
 
     Args:
-        config: the towers.
+        options: what the user has chosen.
         settings: what the step is traced for; its micro-batches are the fewest.
         room: what a device has.
         lay_out: lays the step out, given a layout for fewer micro-batches.
+        schedule: returns a layout with its timeline, given what may be computed
+            again, and the bytes of gathered weights at a time.
 
     Attributes:
         needed: the bytes that the step needs as it is.
@@ -133,13 +151,14 @@ class PlanSearch:
 
     def __init__(
         self,
-        config: TowerConfig,
+        options: StrategyOptions,
         settings: StepSettings,
         room: Room,
         lay_out: Callable[[StepSettings, StepLayout | None], StepLayout],
+        schedule: Callable[[StepLayout, RematLimits, int], StepLayout],
     ):
-        self._config, self._settings, self._room = config, settings, room
-        self._lay_out = lay_out
+        self._options, self._settings, self._room = options, settings, room
+        self._lay_out, self._schedule = lay_out, schedule
         self._now: Shards | None = room.choices[0]
         self._layouts: dict[int, StepLayout] = {}
         # The bytes of weights that the step gathers as options say.
@@ -149,23 +168,24 @@ class PlanSearch:
     def best(self) -> Tried:
         """Return the cheapest plan that fits; if none does, the smallest."""
         first = self._try(_Move(self._now, self._fewest))
-        step = first.layout.scheduled.plan
-        self.needed = first.plan.held + step.bytes + step.saved
-        if first.fits and first.cost == 0:
+        self.needed = first.whole
+        if first.fits and first.extra_time == 0:
             return first
         best: Tried | None = None
         for number in self._numbers_of_parts():
             before = best
             for move in self._moves(number):
-                least = self._cost_of_parts(number)
-                least += self._cost_of_shards(move, first.layout)
-                if best is None or least + _ALIKE_COSTS < best.cost:
-                    most = math.inf if best is None else best.cost - least
-                    found = self._try(move, most)
-                    if found.fits and (best is None or found.cost < best.cost):
+                most = math.inf if best is None else best.extra_time
+                least = self._time_of_parts(number)
+                least += self._time_of_shards(move, first.layout)
+                if least + _ALIKE_TIMES < most:
+                    found = self._try(move, most - least)
+                    if found.fits and found.extra_time < most:
                         best = found
-            # Twice as many parts then save half as much more.
             if best is not None and best is before:
+                # Twice as many parts then save half as much more.
+                break
+            if best is None and not self._saves(number):
                 break
         if best is None:
             # What the present layout does not have is only estimated.
@@ -179,9 +199,9 @@ class PlanSearch:
         others = [
             found
             for found in self._tried.values()
-            if found.cost < chosen.cost and not found.fits
+            if found.extra_time < chosen.extra_time and not found.fits
         ]
-        return max(others, key=_cost, default=None)
+        return max(others, key=lambda found: found.extra_time, default=None)
 
     @property
     def _fewest(self) -> int:
@@ -196,8 +216,24 @@ class PlanSearch:
             number = min(2 * number, rows)
             yield number
 
-    def _cost_of_parts(self, number: int) -> float:
-        return _FOR_DOUBLED_PARTS * math.log2(number / self._fewest)
+    def _saves(self, number: int) -> bool:
+        """Whether this many parts need clearly less than fewer parts do.
+
+        What is computed again depends on the limit, so it does not count: a
+        smaller limit then needs no more, but for what is alike. Sums of
+        gradients come with the first two parts, so one part does not count.
+        """
+        fewer = self._least_whole(range(2, number))
+        return self._least_whole([number]) * ALIKE < fewer
+
+    def _least_whole(self, numbers: Container[int]) -> float:
+        """Return the least of ``whole`` with some numbers of parts."""
+        tried = self._tried.values()
+        found = [t.whole for t in tried if t.plan.micro_batches in numbers]
+        return min(found, default=math.inf)
+
+    def _time_of_parts(self, number: int) -> float:
+        return _TIME_OF_DOUBLING * math.log2(number / self._fewest)
 
     def _moves(self, number: int) -> Iterator[_Move]:
         """Yield the moves with a number of micro-batches.
@@ -223,10 +259,6 @@ class PlanSearch:
         """Whether a move was tried, and fits."""
         return move in self._tried and self._tried[move].fits
 
-    def _smallest(self, number: int) -> Tried:
-        """Try the plan that gathers least, with the present layout."""
-        return self._try(_Move(self._now, number, self._gather_bytes()[-1]))
-
     def _choices(self) -> Sequence[Shards | None]:
         """Return the options of use: each one leaves more room than before."""
         room = self._room
@@ -239,11 +271,11 @@ class PlanSearch:
 
     def _gather_bytes(self) -> Sequence[int | None]:
         """Return the bytes to gather at a time, from the most on."""
-        if self._now != "weights" or self._config.options.gathered_bytes:
+        if self._now != "weights" or self._options.gathered_bytes:
             return [None]
-        most = gather_bytes_for(self._config, self._settings)
-        fewer = [number * self._room.largest for number in _LARGEST_GATHERED]
-        return [None, *(size for size in fewer if size < most)]
+        room = self._room
+        fewer = [number * room.largest for number in _GATHERED_WEIGHTS]
+        return [None, *(size for size in fewer if size < room.gather_bytes)]
 
     def _try(self, move: _Move, most_work: float = math.inf) -> Tried:
         """Plan a step with a move, and with as little remat as possible.
@@ -259,92 +291,73 @@ class PlanSearch:
             self._tried[move] = plan(move, most_work)
         return self._tried[move]
 
-    def _planned(self, move: _Move, most_work: float) -> Tried:
-        """Plan a step with the present layout."""
-        held = self._room.held(move.shards)
-        return self._tried_with(move, most_work, held, held, move.gather_bytes)
-
     def _estimated(self, move: _Move, most_work: float) -> Tried:
         """Estimate a plan whose layout is another one."""
-        room = self._room
-        held = beside = room.held(move.shards)
+        room, absent = self._room, 0
         if move.shards == "weights":
             # Of the gathered weights at least two: one is used.
-            most = gather_bytes_for(self._config, self._settings)
-            beside += min(most, min(_LARGEST_GATHERED) * room.largest)
-        now = self._smallest(move.micro_batches)
-        plan = MemoryPlan(
-            move.micro_batches,
-            now.plan.bytes + beside - held,
-            held,
-            move.shards,
-        )
-        if move.micro_batches == self._fewest and plan.total <= room.size:
+            two = min(_GATHERED_WEIGHTS) * room.largest
+            absent = min(room.gather_bytes, two)
+        number, held = move.micro_batches, room.held(move.shards)
+        now = self._try(_Move(self._now, number, self._gather_bytes()[-1]))
+        plan = MemoryPlan(number, now.plan.bytes + absent, held, move.shards)
+        if number == self._fewest and plan.total <= room.size:
             # With more room, less is computed again.
-            return self._tried_with(move, most_work, held, beside)
+            return self._planned(move, most_work, absent)
+        extra_time = now.extra_time + self._time_of_shards(move, now.layout)
         return dataclasses.replace(
-            now,
-            plan=plan,
-            cost=now.cost + self._cost_of_shards(move, now.layout),
-            fits=self._fits(plan),
+            now, plan=plan, extra_time=extra_time, fits=self._fits(plan)
         )
 
-    def _tried_with(
-        self,
-        move: _Move,
-        most_work: float,
-        held: int,
-        beside: int,
-        gather_bytes: int | None = None,
-    ) -> Tried:
-        """Plan a step beside what a device holds.
+    def _planned(self, move: _Move, most_work: float, absent: int = 0) -> Tried:
+        """Plan a step beside the variables that a device holds.
 
         Args:
             move: the plan but for what is computed again.
             most_work: as for ``_try``.
-            held: the bytes of variables.
-            beside: these, and others that the present layout does not have.
-            gather_bytes: as for ``with_timeline``.
+            absent: the bytes of gathered weights that the present layout does
+                not have.
         """
-        limits = self._limits(max(self._room.size - beside, 0), most_work)
-        layout = with_timeline(
+        room, gathered = self._room, move.gather_bytes
+        held = room.held(move.shards)
+        limits = self._limits(max(room.size - held - absent, 0), most_work)
+        layout = self._schedule(
             self._laid_out(move.micro_batches),
-            self._config,
             limits,
-            gather_bytes,
+            room.gather_bytes if gathered is None else gathered,
         )
         planned = layout.scheduled.plan
         plan = MemoryPlan(
-            move.micro_batches, planned.bytes + beside - held, held, move.shards
+            move.micro_batches, planned.bytes + absent, held, move.shards
         )
         exceeds = planned.bytes + planned.saved > limits.limit > 0
         # What the user has marked is computed again in any case.
         again = exceeds and planned.recomputed > 0
-        cost = planned.work if again else 0.0
-        cost += self._cost_of_parts(move.micro_batches)
-        cost += self._cost_of_shards(move, layout)
+        extra_time = planned.work if again else 0.0
+        extra_time += self._time_of_parts(move.micro_batches)
+        extra_time += self._time_of_shards(move, layout)
         layout = dataclasses.replace(layout, plan=plan)
         return Tried(
             layout,
             plan,
-            cost,
+            extra_time,
             fits=self._fits(plan),
             computes_again=again,
-            is_compared=self._room.is_known
-            or self._settings.failed is not None,
+            is_compared=room.is_known or self._settings.failed is not None,
         )
 
-    def _cost_of_shards(self, move: _Move, layout: StepLayout) -> float:
+    def _time_of_shards(self, move: _Move, layout: StepLayout) -> float:
+        """Return what shards take more than those of the step as it is."""
         gathered = _gathered_in(layout)
         if self._gathered is None:
             self._gathered = gathered
         sent = gathered - self._gathered
-        if move.shards == "weights" != self._now:
+        if move.shards == "weights" and self._now != "weights":
             # Once more, for the backward pass.
             sent += self._room.elsewhere()
         work = layout.scheduled.plan.multiplications or 1.0
-        cost = _FOR_SHARDS[move.shards] - _FOR_SHARDS[self._now]
-        return cost + sent * _PER_SENT_BYTE / work
+        more = _TIME_OF_SHARDS[move.shards] - _TIME_OF_SHARDS[self._now]
+        return more + sent * _MULTIPLICATIONS_PER_BYTE / work
 
     def _laid_out(self, number: int) -> StepLayout:
         if number not in self._layouts:
@@ -363,9 +376,9 @@ class PlanSearch:
             room: the bytes that a step may need.
             most_work: as for ``_try``.
         """
-        option, failed = self._config.options.remat, self._settings.failed
+        option, failed = self._options.remat, self._settings.failed
         if option is None:
-            most = math.inf if failed is None else failed.bytes / _SHRINKS
+            most = math.inf if failed is None else failed.bytes / _TIMES_LESS
             return RematLimits(max(min(room, most), 1), most_work)
         if option is False:
             return KEEP_ALL
@@ -376,10 +389,6 @@ class PlanSearch:
         if failed is not None and not plan.needs_less_than(failed):
             return False
         return plan.total <= self._room.size
-
-
-def _cost(tried: Tried) -> float:
-    return tried.cost
 
 
 def _gathered_in(layout: StepLayout) -> int:

@@ -27,6 +27,7 @@ from tests.kit.sampling import sample_of
         ("3.3MB", {"micro_batches": 1}, "operations again"),
         ("3.3MB", {}, "processes a tower's rows in 2 parts: /device:CPU:0 has"),
         ("2MB", {}, "processes a tower's rows in 8 parts: /device:CPU:0 has"),
+        ("2MB", {"remat": False}, "MB, and does not fit"),
     ],
 )
 def test_the_cheapest_plan_that_fits_is_chosen(
