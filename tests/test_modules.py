@@ -69,8 +69,8 @@ SHOWN_BY = {
     "partition/ir/test_layouts.py": "partition/ir/values",
     "partition/test_ranks.py": "partition/layout/undivided",
     "fit/step/graph/test_program_text.py": "fit/step/graph/fixed_tables",
-    "partition/timeline/test_weight_slices.py": (
-        "partition/timeline/slice_writer"
+    "partition/timeline/sliced_weights/test_weight_slices.py": (
+        "partition/timeline/sliced_weights/slice_writer"
     ),
     "partition/test_partitioned.py": """
         partition/emission partition/layout/nodes partition/ir/program

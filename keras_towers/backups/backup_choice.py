@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
+import posixpath
 from collections.abc import Sequence
+from typing import Any
 
 from keras_towers.backups import backup_folder
-from keras_towers.backups.backup_folder import CallFolder
+from keras_towers.backups.backup_folder import CallFolder, gfile
 from keras_towers.backups.saved_state import divides_over_ranks
+from keras_towers.foundation import settings
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.notices import logger
 from keras_towers.jobs.rendezvous import commits, rank_checks
 from keras_towers.jobs.rendezvous.rank_checks import Peers
+from keras_towers.jobs.rendezvous.store import wait_for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +85,26 @@ def choose(
 
 
 def _check_that_all_see(folder: str, peers: Peers) -> None:
-    blind = backup_folder.find_blind_ranks(
-        folder,
-        peers.rank,
-        lambda value: rank_checks.gather(
-            peers, value, "looks for the folder of the backup"
-        ),
-    )
+    """Refuse ranks that do not see a file of rank 0 in a folder. Collective."""
+
+    def exchange(value: object) -> list[Any]:
+        point = "looks for the folder of the backup"
+        return rank_checks.gather(peers, value, point)
+
+    if peers.rank == 0:
+        with backup_folder.token_in(folder) as name:
+            exchange(name)
+            seen = exchange(True)
+    else:
+        token = posixpath.join(folder, exchange("")[0])
+        sees = False
+        # A file that another host has just made may take a moment.
+        with contextlib.suppress(TimeoutError):
+            sees = wait_for(
+                lambda _: gfile.exists(token) or None, settings.SEES_FILE_S
+            )
+        seen = exchange(sees)
+    blind = [rank for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise TowerError(
             f"rank {', '.join(map(str, blind))} does not see the folder "

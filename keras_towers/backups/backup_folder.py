@@ -39,11 +39,10 @@ from numpy.typing import ArrayLike
 
 from keras_towers.fit.weights import checkpoint
 from keras_towers.fit.weights.checkpoint import Part
-from keras_towers.foundation import settings, system
+from keras_towers.foundation import system
 from keras_towers.foundation.errors import TowerError, shorten
 from keras_towers.foundation.notices import logger
 from keras_towers.foundation.object_types import JsonObject
-from keras_towers.jobs.rendezvous.store import wait_for
 
 gfile: Any = tf.io.gfile
 _NAME = "backup"
@@ -84,7 +83,7 @@ def make_writable(folder: str) -> None:
         return
     try:
         gfile.makedirs(folder)
-        with _token_in(folder):
+        with token_in(folder):
             pass
     except (tf.errors.OpError, OSError) as error:
         raise system.UnusableFolder(
@@ -93,7 +92,7 @@ def make_writable(folder: str) -> None:
 
 
 @contextlib.contextmanager
-def _token_in(folder: str) -> Iterator[str]:
+def token_in(folder: str) -> Iterator[str]:
     """Keep a file with a random name in a folder in this block; yield it."""
     name = _TOKEN.format(secrets.token_hex(8))
     path = posixpath.join(folder, name)
@@ -104,32 +103,6 @@ def _token_in(folder: str) -> Iterator[str]:
     finally:
         with contextlib.suppress(tf.errors.OpError):
             gfile.remove(path)
-
-
-def find_blind_ranks(
-    folder: str, rank: int, exchange: Callable[[Any], list[Any]]
-) -> list[int]:
-    """Return the ranks that do not see the folder of rank 0. Collective.
-
-    Args:
-        folder: its path on this rank.
-        rank: this rank.
-        exchange: gathers values from all ranks.
-    """
-    if rank == 0:
-        with _token_in(folder) as name:
-            exchange(name)
-            seen = exchange(True)
-    else:
-        path = posixpath.join(folder, exchange("")[0])
-        sees = False
-        # A file that another host has just made may take a moment.
-        with contextlib.suppress(TimeoutError):
-            sees = wait_for(
-                lambda _: gfile.exists(path) or None, settings.SEES_FILE_S
-            )
-        seen = exchange(sees)
-    return [rank for rank, sees in enumerate(seen) if not sees]
 
 
 def calls_in(folder: str) -> list[CallFolder]:
@@ -319,14 +292,16 @@ class CallFolder:
 
     def write_part(
         self, name: str, rank: int, parts: Sequence[Part]
-    ) -> WrittenPart:
-        """Write this rank's part of a backup.
+    ) -> WrittenPart | None:
+        """Write this rank's part of a backup, if it has one.
 
         Args:
             name: that of the checkpoint, of which this is a part.
             rank: this rank.
             parts: what it has.
         """
+        if not parts:
+            return None
         own = f"{name}{_RANK}{rank}"
         gfile.makedirs(self.path)
         checkpoint.write(self.prefix(own), parts)

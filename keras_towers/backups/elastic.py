@@ -326,14 +326,14 @@ def run(
         ):
             state.resume()
             reports = state._signals and state._is_rank_0
-            if not reports:
-                return function(state, *args, **kwargs)
-            commits.report_resumes(True)
+            if reports:
+                commits.report_resumes(True)
             try:
                 return function(state, *args, **kwargs)
             finally:
                 # The script may survive an error, and makes no commits then.
-                commits.report_resumes(False)
+                if reports:
+                    commits.report_resumes(False)
 
     return run_from_commit
 

@@ -15,7 +15,7 @@ import functools
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -319,16 +319,11 @@ class SavedTraining:
         ranks = ranks_now() if are_divided else ALONE
         parts = checkpoint.read_now(parts)
         pool = ThreadPoolExecutor(1, "keras-towers-backup")
-        written = pool.submit(self._write_part, name, parts)
+        written = pool.submit(self._call.write_part, name, self._rank, parts)
         pool.shutdown(wait=False)
         self._begun = _Begun(name, written, ranks, notes, self._place)
         if not asynchronous:
             self.finish()
-
-    def _write_part(
-        self, name: str, parts: Sequence[Part]
-    ) -> WrittenPart | None:
-        return self._call.write_part(name, self._rank, parts) if parts else None
 
     @property
     def is_writing(self) -> bool:

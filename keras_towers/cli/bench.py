@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeAlias
 
@@ -46,21 +45,17 @@ class Column:
     Attributes:
         title: its head.
         legend: the explanation.
-        figure: returns its figure of a run, if there is one.
+        figure: returns its figure of a run, if there is one; None: every run
+            measures it.
         form: how the figure is shown.
         ranges: whether the range over all repeats is shown.
     """
 
     title: str
     legend: str
-    figure: Callable[[Sample, OfRow], float | None]
+    figure: Callable[[Sample, OfRow], float | None] | None = None
     form: str = "{:.2f}"
     ranges: bool = False
-
-
-def measured(name: str) -> Callable[[Sample, OfRow], float]:
-    """Return the figure of a column that every run measures."""
-    return lambda sample, of_row: sample.result[name]
 
 
 def ratio(sample: Sample, milliseconds: Sequence[float | None]) -> float | None:
@@ -74,7 +69,6 @@ COLUMNS = {
         "ms",
         "milliseconds from the start of one batch to the start of the next: "
         "median over a run, mean over its processes, median over all repeats.",
-        measured("step_ms"),
     ),
     "to_plain": Column(
         "÷ plain",
@@ -87,21 +81,18 @@ COLUMNS = {
         "first\nstep",
         "seconds from the call of fit to the end of its first batch, in a new "
         "process, including tracing and compilation.",
-        measured("first_step_s"),
-        "{:.1f} s",
+        form="{:.1f} s",
     ),
     "memory_mb": Column(
         "memory",
         "growth of the resident memory at its peak, from before the model is "
         "built, in all processes together.",
-        measured("memory_mb"),
-        "{:.0f} MB",
+        form="{:.0f} MB",
     ),
     "memory_to_state": Column(
         "÷ state",
         "the same in the process that has most, relative to the bytes of all "
         "weights and of the optimizer's state.",
-        measured("memory_to_state"),
     ),
 }
 
@@ -358,7 +349,9 @@ def summarize(
                 return step_ms.get(replace(cell, row=row, replicas=replicas))
 
             for name, column in columns.items():
-                figure = column.figure(sample, of_row)
+                figure = sample.result.get(name)
+                if column.figure is not None:
+                    figure = column.figure(sample, of_row)
                 if figure is not None:
                     result.figures.setdefault(name, []).append(figure)
         results.append(result)
@@ -429,19 +422,14 @@ def _table(
             overflow="fold",
             min_width=max(Text.from_markup(line).cell_len for line in lines),
         )
-    groups = [
-        [*group]
-        for _, group in groupby(
-            zip(results, rows, strict=True), lambda pair: pair[0].replicas
-        )
-    ]
-    for group in groups:
-        for result, cells in group:
-            failed = " [red]failed[/]" if result.error else ""
-            table.add_row(str(result.replicas), result.row + failed, *cells)
-        # Rows that stand alone need no blank lines.
-        if len(groups) < len(results):
-            table.add_section()
+    # Rows that stand alone need no blank lines.
+    is_grouped = len({result.replicas for result in results}) < len(results)
+    following = [*results[1:], results[-1]]
+    for result, after, cells in zip(results, following, rows, strict=True):
+        failed = " [red]failed[/]" if result.error else ""
+        is_last = is_grouped and result.replicas != after.replicas
+        name = result.row + failed
+        table.add_row(str(result.replicas), name, *cells, end_section=is_last)
     return table
 
 

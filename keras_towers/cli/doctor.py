@@ -35,6 +35,11 @@ _INSTALL_TENSORFLOW = (
     "install the extra keras-towers[cpu], or keras-towers[gpu] with NVIDIA "
     "GPUs (in a checkout: pip install '.[cpu]')"
 )
+# Which processes run scripts written for Horovod as they are.
+_UNMODIFIED = (
+    "is keras_towers.horovod under `keras-towers run`, by `python -m "
+    "keras_towers train.py`, and after `import keras_towers`"
+)
 # The strategies of the self-test, if they are installed.
 _TESTED = ("multi-worker", "sync-replicas", "horovod")
 
@@ -144,7 +149,7 @@ def check_all() -> dict[str, list[Finding]]:
     return {
         "Versions": [*_versions(facts)],
         "Devices": [*_devices(facts)],
-        "Engines": [tower, *engines, _unmodified_scripts()],
+        "Engines": [tower, *engines, Finding("horovod.keras", _UNMODIFIED)],
     }
 
 
@@ -261,15 +266,6 @@ def _judge_engine(
         )
         return Finding(name, value, Status.WARNING, advice)
     return Finding(name, value)
-
-
-def _unmodified_scripts() -> Finding:
-    """Say which processes run scripts written for Horovod as they are."""
-    return Finding(
-        "horovod.keras",
-        "is keras_towers.horovod under `keras-towers run`, by `python -m "
-        "keras_towers train.py`, and after `import keras_towers`",
-    )
 
 
 def run_self_test(

@@ -21,6 +21,7 @@ from keras_towers.cli.bench import bench
 from keras_towers.cli.doctor import doctor
 from keras_towers.cli.plan import plan
 from keras_towers.cli.run import run
+from keras_towers.cli.run_options import Count
 from keras_towers.foundation import import_hooks
 from keras_towers.foundation.errors import (
     CompatibilityError,
@@ -29,8 +30,8 @@ from keras_towers.foundation.errors import (
 )
 from keras_towers.foundation.system import handle_signals
 from keras_towers.inspection.user_models import (
-    call_named,
     check_named,
+    find_named,
     model_and_data,
     naming,
     random_examples,
@@ -199,9 +200,9 @@ def install(
 @app.command(cls=Command)
 def verify(
     target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
-    towers: Annotated[int | None, typer.Option(metavar="N")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N")] = None,
-    steps: Annotated[int, typer.Option(metavar="N")] = 3,
+    towers: Count = None,
+    batch_size: Count = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N")] = 3,
     tolerance: Annotated[float, typer.Option(metavar="X")] = math.inf,
 ) -> None:
     """Measure how much training on towers differs from one device.
@@ -223,11 +224,6 @@ def verify(
         tolerance: The largest acceptable difference.
     """
     check_named(target)
-    for option, number in (("--towers", towers), ("--batch-size", batch_size)):
-        if number is not None and number < 1:
-            raise TowerError(
-                f"{option} {number} is not allowed: give 1 or more"
-            )
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     with without_noise():
         import tensorflow as tf
@@ -237,7 +233,7 @@ def verify(
     if not tf.config.list_physical_devices("GPU"):
         kt.virtual_towers(2 if towers is None else towers)
     with naming(target, "cannot be measured"):
-        model, data = model_and_data(call_named(target), target)
+        model, data = model_and_data(find_named(target)(), target)
         examples = steps * (batch_size or 32)
         differences = kt.verify(
             model,

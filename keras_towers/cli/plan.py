@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_towers.cli import plan_hosts
-from keras_towers.cli.plots import draw_memory
+from keras_towers.cli.plots import check_plot, draw_memory
 from keras_towers.foundation.byte_sizes import format_bytes, parse_bytes
 from keras_towers.foundation.errors import TowerError, did_you_mean
 from keras_towers.foundation.object_types import JsonObject
@@ -48,8 +47,8 @@ _WIDTH = 100
 
 def plan(
     target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
-    towers: Annotated[int, typer.Option(metavar="N")],
-    batch_size: Annotated[int, typer.Option(metavar="N")] = 32,
+    towers: Annotated[int, typer.Option(min=1, metavar="N")],
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N")] = 32,
     device_memory: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
     gather_bytes: Annotated[str | None, typer.Option(metavar="BYTES")] = None,
     layouts: Annotated[
@@ -104,13 +103,12 @@ def plan(
     gathered = None
     if gather_bytes is not None:
         gathered = parse_bytes(f"--gather-bytes {gather_bytes}", gather_bytes)
-    for option, number in (("--towers", towers), ("--batch-size", batch_size)):
-        if number < 1:
-            raise TowerError(
-                f"{option} {number} is not allowed: give 1 or more"
-            )
+    if plot is not None:
+        check_plot(plot, "plan")
+        if hosts is not None and step_ms is None:
+            raise TowerError("--plot draws examples/s: add --step-ms")
     several = plan_hosts.Hosts.of_options(
-        hosts, towers, link_between, link_within, step_ms, plot
+        hosts, towers, link_between, link_within, step_ms
     )
     others = {"--hosts": hosts, "--layouts": layouts, "--plot": plot}
     for option, value in others.items():
@@ -138,7 +136,7 @@ def plan(
     if layouts:
         # Before what may take minutes.
         with naming(layouts, "cannot be planned"):
-            planning.check_layouts(setting)
+            planning.on_mesh(setting)
     with naming(target, "cannot be planned"):
         plans = planning.plan(find_named(target), setting)
     rows = several.timed(plans, memory) if several else []
@@ -196,11 +194,6 @@ def _on_cpus(setting: PlanSetting, strategy: str) -> PlanSetting:
         devices=names[:1],
         ranks=AbsentRanks(number, number, messages),
     )
-
-
-def _in_process(what: str, plan: Plan) -> str:
-    """Return what a process has of a kind of memory, as text."""
-    return format_bytes(plan.process[what])
 
 
 def _print(
@@ -290,9 +283,9 @@ def _table(
     if any(plan.costs.remat_summary for plan in plans):
         row("  computed again", _again)
     for what in plans[0].process:
-        is_row = what not in _OF_DEVICES
-        if is_row and any(plan.process[what] for plan in plans):
-            row(what, functools.partial(_in_process, what))
+        sizes = [plan.process[what] for plan in plans]
+        if what not in _OF_DEVICES and any(sizes):
+            table.add_row(what, *map(format_bytes, sizes))
     row("in all", lambda p: size(p.total))
     if memory is not None:
         answer = {True: "yes", False: "no", None: "unknown"}

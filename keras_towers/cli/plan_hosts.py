@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from keras_towers.cli.plots import axes_in, check_plot
+from keras_towers.cli.plots import figure_in
 from keras_towers.foundation.byte_sizes import format_bytes, parse_rate
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.object_types import JsonObject
@@ -96,7 +96,6 @@ class Hosts:
         between: str | None,
         within: str | None,
         step_ms: float | None,
-        plot: Path | None,
     ) -> Hosts | None:
         """Check options of ``plan``; return None without ``--hosts``."""
         if hosts is None:
@@ -109,8 +108,6 @@ class Hosts:
                     raise TowerError(
                         f"{option} is for several hosts: add --hosts"
                     )
-            if plot is not None:
-                check_plot(plot, "plan")
             return None
         numbers = parse_hosts(hosts, towers)
         links = (
@@ -121,10 +118,6 @@ class Hosts:
             raise TowerError(
                 f"--step-ms {step_ms:g} is not allowed: give a number above 0"
             )
-        if plot is not None:
-            check_plot(plot, "plan")
-            if step_ms is None:
-                raise TowerError("--plot draws examples/s: add --step-ms")
         step_s = None if step_ms is None else step_ms / 1e3
         return cls(numbers, towers, *links, step_s)
 
@@ -135,15 +128,14 @@ class Hosts:
             plans: the plans.
             memory: the bytes of a device, if given.
         """
-        from keras_towers.inspection.network_cost import Link, Ring, time_step
+        from keras_towers.inspection.network_cost import Ring, time_step
 
-        between, within = Link(*self.between), Link(*self.within)
         rows = []
         for plan in plans:
             axes: Mapping[Axis, Ring] = {
-                "columns": Ring(plan.columns, within),
-                "towers": Ring(self.towers // plan.columns, within),
-                "ranks": Ring(plan.hosts, between),
+                "columns": Ring(plan.columns, *self.within),
+                "towers": Ring(self.towers // plan.columns, *self.within),
+                "ranks": Ring(plan.hosts, *self.between),
             }
             time = time_step(
                 plan.exchanged, axes, plan.examples, plan.work, self.step_s
@@ -161,23 +153,17 @@ def parse_hosts(text: str, towers: int) -> list[int]:
             them, up to the one after them.
         towers: the number of devices of each host.
     """
-    hosts, doubles = [0], False
-    for part in text.split(","):
-        if part == "..." and hosts[-1] and not doubles:
-            doubles = True
-            continue
-        number = int(part) if part.isdecimal() else 0
-        if number <= hosts[-1]:
-            raise _not_hosts(text)
-        while doubles and hosts[-1] < number:
-            hosts.append(2 * hosts[-1])
-        if not doubles:
-            hosts.append(number)
-        if hosts[-1] != number:
-            raise _not_hosts(text)
-        doubles = False
-    if doubles:
+    if not re.fullmatch(r"[1-9]\d*(,(\.\.\.,)?[1-9]\d*)*", text):
         raise _not_hosts(text)
+    hosts = [0]
+    for dots, digits in re.findall(r"(\.\.\.,)?(\d+)", text):
+        number = int(digits)
+        while dots and 2 * hosts[-1] < number:
+            hosts.append(2 * hosts[-1])
+        is_next = number == 2 * hosts[-1] if dots else number > hosts[-1]
+        if not is_next:
+            raise _not_hosts(text)
+        hosts.append(number)
     if hosts[-1] * towers > _MOST_DEVICES:
         raise TowerError(
             f"--hosts {text} with --towers {towers} is not allowed: these are "
@@ -247,14 +233,12 @@ def table_of(rows: Sequence[OnHosts], device_memory: str | None) -> Table:
         titles.append(f"fits\n{device_memory}")
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    by_number = groupby(rows, key=lambda row: row.plan.hosts)
-    groups = [[*of_number] for _, of_number in by_number]
-    for group in groups:
-        for row in group:
-            table.add_row(*_cells(row, axes, device_memory is not None))
-        # Rows that stand alone need no blank lines.
-        if len(groups) < len(rows):
-            table.add_section()
+    # Rows that stand alone need no blank lines.
+    is_grouped = len({row.plan.hosts for row in rows}) < len(rows)
+    for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
+        is_last = is_grouped and row.plan.hosts != after.plan.hosts
+        cells = _cells(row, axes, device_memory is not None)
+        table.add_row(*cells, end_section=is_last)
     return table
 
 
@@ -311,27 +295,24 @@ def draw_curve(rows: Sequence[OnHosts], path: Path) -> None:
     one = rows[0]
     assert one.time.computing is not None, "a curve without times"
     each = one.plan.examples / one.plan.hosts / one.time.computing
-    with axes_in(path) as axes:
+    choices = dict.fromkeys(row.plan.choice for row in rows)
+    with figure_in(path, height=4.5) as figure:
+        axes = figure.subplots()
         axes.plot(numbers, [each * n for n in numbers], "k:", label="computing")
-        for index, choice in enumerate(
-            dict.fromkeys(r.plan.choice for r in rows)
-        ):
+        for index, choice in enumerate(choices):
             own = [row for row in rows if row.plan.choice == choice]
-            for fits in (True, False):
-                shown = [row for row in own if (row.fits is not False) == fits]
+            too_large = [row for row in own if row.fits is False]
+            fitting = [row for row in own if row.fits is not False]
+            for style, shown in (("o", fitting), ("x", too_large), ("", own)):
                 axes.plot(
                     [row.plan.hosts for row in shown],
                     [row.examples_per_s or 0 for row in shown],
-                    f"C{index}o" if fits else f"C{index}x",
+                    f"C{index}{style}",
+                    label="" if style else choice,
                 )
-            axes.plot(
-                [row.plan.hosts for row in own],
-                [row.examples_per_s or 0 for row in own],
-                f"C{index}",
-                label=choice,
-            )
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(numbers, [f"{n}" for n in numbers])
         axes.set_xlabel(f"hosts of {one.devices // one.plan.hosts} devices")
         axes.set_ylabel("examples per second (x: does not fit)")
+        axes.legend()

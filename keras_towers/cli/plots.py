@@ -16,6 +16,7 @@ from keras_towers.inspection.bench.runner import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from keras_towers.inspection.planning import Plan
 
@@ -50,8 +51,6 @@ def draw_plot(
         titles: the titles of the models.
         path: the file.
     """
-    from matplotlib.figure import Figure
-
     by_model = {
         model: [
             r for r in results if r.model == model and "step_ms" in r.figures
@@ -62,15 +61,12 @@ def draw_plot(
     if not drawn:
         raise TowerError("--plot has nothing to draw: all runs have failed")
     sizes = [len(own) + 2 for own in drawn.values()]
-    figure = Figure((_INCHES, _BAR_INCHES * sum(sizes)), layout="constrained")
-    axes = figure.subplots(
-        len(drawn), squeeze=False, gridspec_kw={"height_ratios": sizes}
-    )
-    for (model, own), (axis,) in zip(drawn.items(), axes, strict=True):
-        _draw_model(axis, own)
-        axis.set_title(titles[model], loc="left", fontsize="medium")
-        axis.set_xlabel("milliseconds per step (median; line: all repeats)")
-    figure.savefig(path)
+    with figure_in(path, _BAR_INCHES * sum(sizes)) as figure:
+        axes = figure.subplots(len(drawn), squeeze=False, height_ratios=sizes)
+        for (model, own), (axis,) in zip(drawn.items(), axes, strict=True):
+            _draw_model(axis, own)
+            axis.set_title(titles[model], loc="left", fontsize="medium")
+            axis.set_xlabel("milliseconds per step (median; line: all repeats)")
 
 
 def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
@@ -94,14 +90,17 @@ def _draw_model(axis: Axes, results: Sequence[Result]) -> None:
 
 
 @contextlib.contextmanager
-def axes_in(path: Path) -> Iterator[Axes]:
-    """Write what the block draws into a file, with a legend."""
+def figure_in(path: Path, height: float) -> Iterator[Figure]:
+    """Write the figure that the block draws into a file.
+
+    Args:
+        path: the file, whose name ends as one of matplotlib's formats.
+        height: of the figure, in inches.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure((_INCHES, 4.5), layout="constrained")
-    axes = figure.subplots()
-    yield axes
-    axes.legend()
+    figure = Figure((_INCHES, height), layout="constrained")
+    yield figure
     figure.savefig(path)
 
 
@@ -113,27 +112,24 @@ def draw_memory(plans: Sequence[Plan], memory: int | None, path: Path) -> None:
     Args:
         plans: the plans, each of which has a line.
         memory: the bytes of a device, if given.
-        path: the file, whose name ends as one of matplotlib's formats.
+        path: the file.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure((_INCHES, 5.5), layout="constrained")
-    levels, axes = figure.subplots(2, sharex=True, height_ratios=(1, 3))
-    _draw_levels(levels, plans[-1])
-    for plan in plans:
-        number = max(len(plan.over_time) - 1, 1)
-        axes.plot(
-            [index / number for index in range(len(plan.over_time))],
-            [(plan.held + moment.bytes) / 1e9 for moment in plan.over_time],
-            label=plan.choice,
-        )
-    if memory is not None:
-        axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("part of the step's operations")
-    axes.set_ylabel("GB on a device")
-    axes.legend()
-    figure.savefig(path)
+    with figure_in(path, height=5.5) as figure:
+        levels, axes = figure.subplots(2, sharex=True, height_ratios=(1, 3))
+        _draw_levels(levels, plans[-1])
+        for plan in plans:
+            number = max(len(plan.over_time) - 1, 1)
+            axes.plot(
+                [index / number for index in range(len(plan.over_time))],
+                [(plan.held + moment.bytes) / 1e9 for moment in plan.over_time],
+                label=plan.choice,
+            )
+        if memory is not None:
+            axes.axhline(memory / 1e9, color="k", linestyle=":", label="memory")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("part of the step's operations")
+        axes.set_ylabel("GB on a device")
+        axes.legend()
 
 
 def _draw_levels(axes: Axes, plan: Plan) -> None:

@@ -99,20 +99,21 @@ class StrategyOptions:
             each part has its own statistics. ``"auto"``: as few parts as fit
             into the memory of a device, or one if this memory is unknown. If
             one of the first steps of a call runs out of memory all the same,
-            it is repeated from the same weights, and needs less: by this and
-            all other options that are left out. Several processes do what any
-            of them needs. None: ``"auto"`` if the memory of devices is known,
-            else 1.
+            it is repeated from the same weights, with a plan that needs less:
+            by this and all other options that are left out. If one process
+            runs out of memory, all of them repeat the step with this plan.
+            None: ``"auto"`` if the memory of devices is known, else 1.
         remat: what towers compute again in the backward pass, instead of
             keeping it from the forward pass (rematerialization, as of Chen et
             al., arXiv 1604.06174). Results do not change. None: as little as is
             needed for a step that would otherwise not fit into the memory of a
             device, and nothing if this memory is unknown, as for CPUs. True:
-            what saves at least a percent of memory for each percent of work. A
-            number between 0 and 1: the same, but at most this part of the
-            step's work. False: nothing. Unless it is False, layers made under
-            ``keras.RematScope`` or with ``keras.remat`` are computed again in
-            any case.
+            whatever saves at least 1% of the memory for each 1% of work that it
+            adds. A number between 0 and 1: the same, but at most this part of
+            the step's work. False: nothing. Unless it is False, several towers
+            also compute again the layers made under ``keras.RematScope`` or
+            with ``keras.remat``. A single tower does so only with True, or if a
+            step would not fit; asynchronous towers never do.
         mode: how the towers of a process sum gradients and exchange other
             tensors: ``"nccl"``, ``"collective"`` (TensorFlow's collective ops:
             a ring on CPUs, NCCL on GPUs), ``"hierarchical"`` (two groups; needs
@@ -128,16 +129,18 @@ class StrategyOptions:
             None: ``"sharded"`` if a model would not fit otherwise; else
             ``"once"`` if the towers share memory, and ``"each"`` if not.
         weights: ``"sharded"``: every tower holds only its shard of each large
-            weight and of the optimizer's state, as in ZeRO stage 3 or FSDP. Use
-            it if your model does not fit on one device. If an operation needs a
-            whole weight, towers gather it. Results do not change. ``"whole"``:
-            every tower, or one, has all of it. None: ``"sharded"`` if a model
-            would not fit otherwise, else ``"whole"``.
+            weight and of the optimizer's state, as in ZeRO stage 3 or FSDP. If
+            an operation needs a whole weight, towers gather it. Results do not
+            change. ``"whole"``: every tower, or one, has all of it. None, which
+            is best at first: ``"sharded"`` if the memory of devices is known
+            and a model would not fit otherwise, else ``"whole"``.
         gather_bytes: with ``weights="sharded"``: the bytes of gathered weights
             that a tower holds at a time, as a number or a text such as
-            "256MiB". With a smaller number, towers exchange more often. If a
-            weight is larger than a quarter of it, towers gather this weight
-            alone, and it may exceed the number. None: a quarter of the model's
+            "256MiB". With a smaller number, towers exchange more often. While
+            towers gather a weight larger than a quarter of it, they gather no
+            other one, but keep what they hold, and may exceed the number. If a
+            weight is larger than the whole number, they gather it in slices
+            where operations can take these. None: a quarter of the model's
             weights, but at least 16 MiB and at most 512 MiB, or less if a step
             would not fit otherwise.
         layouts: a ``keras.distribution.LayoutMap`` on a mesh of this process's
@@ -165,10 +168,11 @@ class StrategyOptions:
             average their weights after k updates, at the end of an epoch and
             before ``evaluate`` and ``predict``. This changes results. The
             optimizer's variables differ between ranks until the end of the
-            epoch (``sync_every_epoch``); files that you save within a round
-            have rank 0's values.
+            epoch (``sync_every_epoch``); files that you save between two
+            averages have rank 0's values.
         outer_momentum: with ``sync_every``: the outer step uses the mean change
-            of a round as a gradient, with this Nesterov momentum, as in DiLoCo.
+            of the weights since the last average as a gradient, with this
+            Nesterov momentum, as in DiLoCo.
         outer_learning_rate: the learning rate of the outer step. With 1, and no
             momentum, ranks get the mean of their weights.
         scale_gradient: divide gradients by the number of towers or workers.

@@ -133,8 +133,8 @@ def explain(
         towers,
     ):
         traced, timeline = runner.plan(model, dataset.element_spec, size)
-        lines = describe_program(traced, timeline, runner.places("fit"), size)
-    return Explanation(towers.describe(), lines)
+        text = _StepText(traced, timeline, runner.places("fit"))
+    return Explanation(towers.describe(), text.lines(size))
 
 
 def _runner_of(strategy: BaseStrategy) -> TowerRunner:
@@ -167,22 +167,14 @@ _KINDS = {
 _WIDEST = 36
 
 
-def describe_program(
-    traced: Trace, timeline: Timeline, places: Places, examples: int | None
-) -> list[str]:
-    """Describe a step, line by line.
+class _StepText:
+    """The text of a step.
 
     Args:
         traced: the step on one device.
         timeline: when the step does what on towers.
         places: where it runs.
-        examples: how many a global batch has, if that is known.
     """
-    return _Text(traced, timeline, places).lines(examples)
-
-
-class _Text:
-    """The text of a program, as for ``describe_program``."""
 
     def __init__(self, traced: Trace, timeline: Timeline, places: Places):
         self._traced, self._timeline = traced, timeline
@@ -202,6 +194,11 @@ class _Text:
         self._cause_of = functools.cache(cause_of)
 
     def lines(self, examples: int | None) -> list[str]:
+        """Describe the step, line by line.
+
+        Args:
+            examples: how many a global batch has, if that is known.
+        """
         by_level = [
             [*self._operations(operations), *self._exchanges(exchanges)]
             for operations, exchanges in self._timeline.by_level

@@ -26,30 +26,19 @@ from keras_towers.transport import messages
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
-    """The link between two members of an axis.
-
-    Attributes:
-        rate: the bytes per second that each member sends, and receives at the
-            same time.
-        latency: the seconds that a message takes, however small.
-    """
-
-    rate: float
-    latency: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Ring:
     """A ring of the members of an axis.
 
     Attributes:
         number: the number of members.
-        link: the link between two of them.
+        rate: the bytes per second that each member sends, and receives at the
+            same time.
+        latency: the seconds that a message takes, however small.
     """
 
     number: int
-    link: Link
+    rate: float
+    latency: float = 0.0
 
     def seconds(self, size: float, sent: int, is_sum: bool) -> float:
         """Return the seconds that an exchange takes.
@@ -60,8 +49,8 @@ class Ring:
             is_sum: whether they sum, rather than only gather or scatter.
         """
         rounds = (2 if is_sum else 1) * (self.number - 1)
-        moved = size / self.number / self.link.rate
-        return rounds * (sent * self.link.latency + moved)
+        moved = size / self.number / self.rate
+        return rounds * (sent * self.latency + moved)
 
 
 @dataclasses.dataclass(frozen=True)

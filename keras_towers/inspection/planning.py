@@ -103,21 +103,32 @@ class PlanSetting:
         return 1 if self.ranks is None else self.ranks.size
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A strategy and its options, as a way to train a model.
+CHOICES: Mapping[str, Mapping[str, Any]] = {
+    "copies": {},
+    'updates="sharded"': {"updates": "sharded"},
+    'weights="sharded"': {"weights": "sharded"},
+    # With several hosts and devices of each.
+    'shard_over="process"': {"weights": "sharded", "shard_over": "process"},
+    # With one host, where it saves anything.
+    "remat=True": {"remat": True},
+    "TowerStrategy()": {},
+}
+"""The options of ``TowerStrategy`` to compare, by how a user chooses them.
 
-    Attributes:
-        name: how a user chooses it.
-        strategy: makes its strategy, for the first number of hosts.
-    """
-
-    name: str
-    strategy: Callable[[PlanSetting], BaseStrategy]
+One device can only have the first. The last leaves the choice to the strategy,
+if the memory is known.
+"""
+_COPIES, *_IN_SHARDS, _WITHIN_HOSTS, _AGAIN, BY_ITSELF = CHOICES
+_LAYOUTS = "layouts"
 
 
-def _on_towers(setting: PlanSetting, **options: Any) -> BaseStrategy:
-    """Make ``TowerStrategy`` on devices, and hosts, that need not exist."""
+def _strategy_of(choice: str, setting: PlanSetting) -> BaseStrategy:
+    """Make the strategy of a choice, for the first number of hosts."""
+    if choice == _LAYOUTS:
+        return on_mesh(setting)
+    options = dict(CHOICES[choice])
+    if "weights" in options:
+        options["gather_bytes"] = setting.gather_bytes
     hosts, *_ = setting.hosts or [1]
     ranks = setting.ranks or AbsentRanks(hosts)
     return strategy_for_dry_run(
@@ -125,8 +136,13 @@ def _on_towers(setting: PlanSetting, **options: Any) -> BaseStrategy:
     )
 
 
-def _on_mesh(setting: PlanSetting) -> BaseStrategy:
-    """Make ``ModelParallelStrategy`` on devices that need not exist."""
+def on_mesh(setting: PlanSetting) -> BaseStrategy:
+    """Make ``ModelParallelStrategy`` on devices that need not exist.
+
+    Raises:
+        TowerError: the setting's function of layouts returns something else, or
+            a mesh of other devices.
+    """
     assert setting.layouts is not None, "a choice without layouts"
     found, axis = setting.layouts(setting.devices), None
     if isinstance(found, keras.distribution.ModelParallel):
@@ -146,42 +162,6 @@ def _on_mesh(setting: PlanSetting) -> BaseStrategy:
         weights="sharded", gather_bytes=setting.gather_bytes
     )
     return strategy_for_dry_run(Mesh.of(found, axis, list), options)
-
-
-CHOICES: Sequence[Choice] = (
-    Choice("copies", _on_towers),
-    Choice(
-        'updates="sharded"',
-        lambda setting: _on_towers(setting, updates="sharded"),
-    ),
-    Choice(
-        'weights="sharded"',
-        lambda setting: _on_towers(
-            setting, weights="sharded", gather_bytes=setting.gather_bytes
-        ),
-    ),
-)
-"""The choices to compare; the first one is all that one device can do."""
-
-BY_ITSELF = Choice("TowerStrategy()", _on_towers)
-"""What a strategy without options chooses, if the memory is known."""
-
-_AGAIN = Choice("remat=True", lambda setting: _on_towers(setting, remat=True))
-# With one host, where it saves anything.
-
-
-_WITHIN_HOSTS = Choice(
-    'shard_over="process"',
-    lambda setting: _on_towers(
-        setting,
-        weights="sharded",
-        shard_over="process",
-        gather_bytes=setting.gather_bytes,
-    ),
-)
-# With several hosts and devices of each.
-
-_LAYOUTS = Choice("layouts", _on_mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,11 +217,6 @@ def hide_gpus() -> None:
         tf.config.set_visible_devices([], "GPU")
 
 
-def check_layouts(setting: PlanSetting) -> None:
-    """Refuse layouts whose mesh has other devices than a setting."""
-    _LAYOUTS.strategy(setting)
-
-
 def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
     """Plan each choice for a model, on each number of hosts.
 
@@ -257,13 +232,12 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
         TowerError: it returns anything else, or a step cannot be divided.
     """
     hosts = setting.hosts or [1]
-    copies, *in_shards = CHOICES
-    if len(setting.devices) > 1 and max(hosts) > 1:
-        in_shards.append(_WITHIN_HOSTS)
-    plans = _plan_all(copies, build, setting)
+    plans = _plan_all(_COPIES, build, setting)
     towers = len(setting.devices) * setting.processes
     is_alone = towers * max(hosts) == 1
-    choices = [] if is_alone or plans[0].is_small else [*in_shards]
+    choices = [] if is_alone or plans[0].is_small else [*_IN_SHARDS]
+    if choices and len(setting.devices) > 1 and max(hosts) > 1:
+        choices.append(_WITHIN_HOSTS)
     if setting.layouts is not None:
         choices.append(_LAYOUTS)
     for choice in choices:
@@ -278,7 +252,7 @@ def plan(build: Callable[[], object], setting: PlanSetting) -> list[Plan]:
 
 
 def _plan_all(
-    choice: Choice, build: Callable[[], object], setting: PlanSetting
+    choice: str, build: Callable[[], object], setting: PlanSetting
 ) -> list[Plan]:
     """Plan a choice for all numbers of hosts."""
     found = _plan(choice, build, setting)
@@ -289,7 +263,7 @@ def _plan_all(
 
 
 def _plan(
-    choice: Choice, build: Callable[[], object], setting: PlanSetting
+    choice: str, build: Callable[[], object], setting: PlanSetting
 ) -> list[Plan]:
     """Plan a choice for the first number of hosts, and others like it."""
     hosts, *_ = setting.hosts or [1]
@@ -306,9 +280,9 @@ def _plan(
             model, batch = _model_and_batch(
                 build(), None if open_size else size
             )
-        make = functools.partial(choice.strategy, setting)
+        make = functools.partial(_strategy_of, choice, setting)
         strategy = stack.enter_context(dry_run(model, make))
-        if choice is BY_ITSELF and setting.memory is not None:
+        if choice == BY_ITSELF and setting.memory is not None:
             memory = strategy._runner.step.memory
             memory.assume(setting.memory, "each device")
             stack.enter_context(silence())
@@ -341,26 +315,22 @@ def _like_first(step: LaidOutStep, setting: PlanSetting) -> list[int]:
 
 
 def _plan_on(
-    step: LaidOutStep, choice: Choice, setting: PlanSetting, hosts: int
+    step: LaidOutStep, choice: str, setting: PlanSetting, hosts: int
 ) -> Plan:
     """Return the plan for a number of hosts."""
     config, model = step.config, step.model
     columns, ranks = len(config.mesh[0]), hosts * setting.processes
     size, towers = hosts * setting.batch_size, ranks * config.num_towers
     needs = step.needs(size, ranks)
-    how = how_it_fits(config) if choice is BY_ITSELF else ""
+    how = how_it_fits(config) if choice == BY_ITSELF else ""
     costs = costs_of(step.timeline, towers, columns=columns)
     if towers == columns == 1:
         # It has no one to exchange with.
         costs = dataclasses.replace(costs, exchanges=0, rounds=0)
     weights = collect(model).weights
     return Plan(
-        weights=needs.weights,
-        optimizer=needs.optimizer,
-        gradients=needs.gradients,
-        step=needs.step,
-        over_time=needs.over_time,
-        choice=choice.name,
+        **vars(needs),
+        choice=choice,
         model=model.name,
         parameters=model.count_params(),
         costs=costs,

@@ -96,11 +96,6 @@ def find_named(target: str, *takes: str) -> Callable[..., object]:
     return call
 
 
-def call_named(target: str) -> Any:
-    """Import MODULE:FUNCTION, as ``find_named`` does, and call it."""
-    return find_named(target)()
-
-
 @contextlib.contextmanager
 def naming(target: str, what: str) -> Iterator[None]:
     """In this block, name the function and the line of an error.

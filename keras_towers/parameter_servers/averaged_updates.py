@@ -239,7 +239,9 @@ class AveragedSession(Session):
 
     def _poll(self) -> None:
         if self._abandoned:
-            raise TowerError("the fit has failed")
+            raise TowerError(
+                "fit has failed on the chief, which applies no more updates"
+            )
         if self._coordinator is not None:
             self._coordinator.check_failed()
             self._report_lost()

@@ -46,9 +46,10 @@ The terms of the code, in the order in which a reader needs them:
   where a whole is needed: ``loss`` and ``gradient`` are summed, because the
   step returns them. Sharded rows would be gathered. The remaining values need
   no exchange.
-* **level**: the number of exchanges in sequence before a value. All values
-  above are in level 0, and both sums are in level 1. If the step computed
-  ``losses - loss``, towers would do this in level 1.
+* **round**: exchanges that travel together, here both sums.
+* **level**: the operations of a step between two rounds; level 0 is before the
+  first. All values above are computed in level 0, and the round follows it. If
+  the step computed ``losses - loss``, towers would do this in level 1.
 * **known**: entries that are known before the step runs. ``tf.shape(losses)``
   is ``[n]`` on one device, so ``known`` is ``[n]``, although a tower has fewer
   rows. Rules look up axes and sizes in it; ``folding.py`` computes it. Integers

@@ -42,19 +42,10 @@ def only_a_model():
     return made
 
 
-def nothing_at_all():
-    return None
-
-
-def uncompiled():
-    return keras.Sequential([keras.layers.Dense(3)]), X, X
-
-
 def run(target, *options):
     """Verify what a function of this file returns."""
-    if not target.startswith(("nothing:", "no_such")) and target != "nothing":
-        target = f"{__name__}:{target}"
-    result = CliRunner().invoke(app, ["verify", target, *options])
+    words = ["verify", f"{__name__}:{target}", *options]
+    result = CliRunner().invoke(app, words)
     return result.exit_code, result.output
 
 
@@ -82,16 +73,9 @@ def test_a_difference_above_the_tolerance_exits_with_1(tolerance, code):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "MODULE:FUNCTION"),
-        (["no_such_module:build"], "no_such_module"),
-        (["missing"], "missing"),
         (["fails"], "ValueError: no data today"),
-        (["nothing_at_all"], "must return"),
-        (["uncompiled"], "compiled"),
         (["other_shapes"], "cannot be measured: ValueError"),
-        (["arrays", "--towers", "0"], "--towers 0 is not allowed: give 1 or"),
-        (["arrays", "--batch-size", "0"], "--batch-size 0 is not allowed"),
-        (["arrayz"], "no attribute 'arrayz'. Did you mean 'arrays'?"),
+        (["arrays", "--towers", "0"], "Invalid value for '--towers': '0'"),
     ],
 )
 def test_what_cannot_be_measured_exits_with_2(arguments, said):

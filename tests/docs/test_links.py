@@ -1,4 +1,4 @@
-"""Every relative link on every page leads to a file and a heading."""
+"""Links lead to files and headings, and the paths that pages name exist."""
 
 import re
 import unicodedata
@@ -10,7 +10,16 @@ from tests.docs.pages import PAGES, ROOT, name_of, without_code
 pytestmark = pytest.mark.core
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_PATH = re.compile(r"`([\w./-]+(?:\.(?:py|txt|md)|/))`")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+FOR_DEVELOPERS = [
+    ROOT / name
+    for name in ("CONTRIBUTING.md", "docs/architecture.md", "docs/extending.md")
+]
+# The example that is to be written.
+NEW = "strategies/mine.py"
 
 
 def links(page):
@@ -44,6 +53,14 @@ def test_links_lead_somewhere(page):
         assert target.exists(), f"{link}: there is no {target}"
         if anchor:
             assert anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("page", FOR_DEVELOPERS, ids=name_of)
+def test_paths_exist_as_written(page):
+    """They begin in the package or at the root, with every room on the way."""
+    for path in {*_PATH.findall(without_code(page))} - {NEW}:
+        tops = ROOT / "keras_towers", ROOT
+        assert any((top / path).exists() for top in tops), path
 
 
 def test_the_site_has_every_page():

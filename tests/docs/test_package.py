@@ -101,28 +101,34 @@ UPWARDS = {
 }
 
 
-def run_imports(path):
-    """The names that a file imports, in functions too, but not for types."""
+def named(path, for_types=True):
+    """The modules and names that a file imports, in functions too.
+
+    Args:
+        path: the file.
+        for_types: whether those count that only its types need.
+    """
     tree = ast.parse(path.read_text())
-    for_types = {
+    left_out = {
         inner
         for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and not for_types
+        if ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if node in for_types:
+        if node in left_out:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def imported(path):
     """The parts of the package that a file imports."""
-    for name in run_imports(path):
+    for name in named(path, for_types=False):
         package, part, *_ = [*name.split("."), ""]
         if package != "keras_towers":
             continue
@@ -146,16 +152,6 @@ def test_imports_go_downwards():
         if part not in may
     }
     assert not wrong, "\n".join(sorted(wrong))
-
-
-def named(path):
-    """The modules that a file imports anywhere, for its types too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def module_of(path):
@@ -261,7 +257,7 @@ def test_parts_of_fit_import_what_is_named_before_them():
         f"{path.relative_to(ROOT)} imports {name}"
         for place, part in enumerate(order)
         for path in parts[part]
-        for name in run_imports(path)
+        for name in named(path, for_types=False)
         if name.startswith(
             tuple(f"{room}.{other}." for other in order[place + 1 :])
         )

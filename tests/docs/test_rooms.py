@@ -32,6 +32,10 @@ def with_list(room):
     text = path.read_text()
     listed = [name for name, _ in ENTRY.findall(text)]
     modules = {p.stem: first_line(p) for p in (PACKAGE / room).glob("[!_]*.py")}
+    # Its rooms, where they have a place among them.
+    for path in (PACKAGE / room).glob("*/__init__.py"):
+        if path.parent.name in listed:
+            modules[path.parent.name] = first_line(path)
     order = [name for name in listed if name in modules]
     order += sorted(modules.keys() - set(order))
     entries = "".join(f"``{name}``\n  {modules[name]}\n" for name in order)

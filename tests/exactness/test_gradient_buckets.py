@@ -32,7 +32,7 @@ _XLA = ("towers",)
 _FIRST = [(name, "in shares") for name in HARDEST]
 _REST = [
     *((name, "in shares") for name in CASES if name not in HARDEST),
-    *itertools.product(MOST_UNLIKE, WAYS.keys() - {"in shares"}),
+    *itertools.product(MOST_UNLIKE, [w for w in WAYS if w != "in shares"]),
 ]
 
 

@@ -4,16 +4,15 @@ import pytest
 import tensorflow as tf
 
 from keras_towers.fit.step.reports.step_costs import Exchanged
-from keras_towers.inspection.network_cost import Link, Ring, time_step
+from keras_towers.inspection.network_cost import Ring, time_step
 from keras_towers.partition.ir.axes import BATCH, COLUMNS, ONCE
 from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.sizes import EXAMPLES, UNKNOWN
 
-WITHIN, BETWEEN = Link(2e9, 1e-6), Link(1e9, 1e-5)
 AXES = {
-    "columns": Ring(2, WITHIN),
-    "towers": Ring(4, WITHIN),
-    "ranks": Ring(3, BETWEEN),
+    "columns": Ring(2, 2e9, 1e-6),
+    "towers": Ring(4, 2e9, 1e-6),
+    "ranks": Ring(3, 1e9, 1e-5),
 }
 
 
@@ -45,7 +44,7 @@ def test_rows_go_around_it_once_and_are_as_many_as_the_examples():
 
 
 def test_one_member_sends_nothing():
-    assert Ring(1, Link(1.0, 1.0)).seconds(100, 1, True) == 0
+    assert Ring(1, 1.0, 1.0).seconds(100, 1, True) == 0
 
 
 def test_small_exchanges_of_a_level_share_a_message():

@@ -5,9 +5,9 @@
 ``patches``
   Temporary patches of classes, modules and single objects.
 ``recomputed_calls``
-  What users let recompute: ``keras.RematScope``, ``keras.remat``.
+  Layers under ``keras.RematScope`` or ``keras.remat``, in a step on towers.
 ``remat_scopes``
-  What users let a step recompute, which the schedule of a step does.
+  Which operations of a trace users ask to compute again, as in a RematScope.
 ``thread_state``
   State of each thread: the step that it traces or runs, and its blocks.
 ``without_collection``

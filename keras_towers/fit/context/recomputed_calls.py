@@ -1,4 +1,4 @@
-"""What users let recompute: ``keras.RematScope``, ``keras.remat``.
+"""Layers under ``keras.RematScope`` or ``keras.remat``, in a step on towers.
 
 On TensorFlow both are ``tf.recompute_grad``, which calls a function a second
 time in its gradient. Then it draws other random numbers, updates variables

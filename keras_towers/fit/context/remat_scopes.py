@@ -1,6 +1,7 @@
-"""What users let a step recompute, which the schedule of a step does.
+"""Which operations of a trace users ask to compute again, as in a RematScope.
 
-``recomputed_calls.py`` marks it.
+``recomputed_calls.py`` marks the operations of each such call. The schedule of
+the step computes them again in the backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from keras_towers.partition.timeline.segments import Segments
 
 
 class RematScopes:
-    """The operations of a trace that users let be recomputed."""
+    """The operations of a trace that users ask to compute again."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -27,7 +28,7 @@ class RematScopes:
 
     @contextlib.contextmanager
     def segment(self) -> Iterator[None]:
-        """Mark what this block adds to the current graph to be recomputed."""
+        """Mark what this block adds to the graph as to be computed again."""
         graph, outer = compat.get_default_graph(), self._open
         before = len(graph.get_operations())
         self._open = (*outer, next(self._numbers))

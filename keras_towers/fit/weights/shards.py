@@ -14,7 +14,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -25,9 +25,6 @@ from keras_towers.foundation.object_types import Variable
 from keras_towers.foundation.system import return_freed_memory
 from keras_towers.partition.ir.layouts import InShards, MeshLayout
 from keras_towers.transport import Transport, next_key
-
-if TYPE_CHECKING:
-    from keras_towers.fit.weights.joint_access import JointAccess
 
 # A smaller variable is whole on every tower: an exchange of its own would cost
 # more than its memory is worth.
@@ -103,6 +100,30 @@ class VariablePart(NamedTuple):
                 copy.assign(value, read_value=False)
 
 
+class Access(Protocol):
+    """Reads and writes variables together with the other ranks."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
+    def register(self, variable: ShardedVariable) -> None:
+        """Let ranks find a variable by its place."""
+
+    def read(self, variable: ShardedVariable) -> tf.Tensor:
+        """Return the whole of a variable, on the host. Collective."""
+        ...
+
+    def write(self, variable: ShardedVariable, whole: tf.Tensor) -> None:
+        """Divide a new value of a variable. Collective."""
+
+
 class NoValueError(TowerError, AttributeError):
     """Raised if a variable has no value, or none that can be read here."""
 
@@ -145,14 +166,14 @@ class ShardedVariable(compat.UninitializedVariable):
         layout: MeshLayout,
         mesh: Sequence[Sequence[str]],
         device: str = "",
-        access: JointAccess | None = None,
+        access: Access | None = None,
         place: str = "",
         path: str = "",
     ):
         name = like.name.split(":")[0]
         number = len(mesh)
         self.is_remote: bool = access is not None and layout.rows is not None
-        self.access: JointAccess | None = access
+        self.access: Access | None = access
         rank, ranks = (access.rank, access.size) if access else (0, 1)
         # The rows of earlier ranks, of each tower here, and of later ranks.
         self._mesh = mesh

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from keras_towers.foundation.errors import TowerError
 from keras_towers.foundation.object_types import Structure
 from keras_towers.inspection.user_models import (
-    call_named,
+    find_named,
     model_and_data,
     random_examples,
 )
@@ -118,7 +118,7 @@ class Stored:
         import keras
         import numpy as np
 
-        encoded, *arrays = _load(self.folder / _DATA)
+        encoded, *arrays = _values(self.folder / _DATA)
         structure = json.loads(str(encoded))
         chosen = np.arange(examples) % len(arrays[0])
         x, y = keras.tree.map_structure(lambda i: arrays[i][chosen], structure)
@@ -131,7 +131,7 @@ class Stored:
     def _make(self) -> list[Any]:
         """Return a compiled model, and x and y if the function gives them."""
         source = self.source
-        make = MODELS.get(source) or functools.partial(call_named, source)
+        make = MODELS.get(source) or find_named(source)
         model, data = model_and_data(make(), source, ["x, y"])
         if model.steps_per_execution != 1:
             raise TowerError(
@@ -179,11 +179,7 @@ class Workload:
         return x, y
 
 
-def _load(path: Path) -> list[Any]:
-    return [*_values(path)]
-
-
-def _values(path: Path) -> Iterator[object]:
+def _values(path: Path) -> Iterator[Any]:
     """Yield stored arrays, one at a time."""
     import numpy as np
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from keras_towers.foundation.errors import TowerError, did_you_mean
 from keras_towers.foundation.object_types import JsonObject, Logs
@@ -91,15 +92,9 @@ def fit(work: Workload, model: keras.Model, whole: bool = False) -> Train:
 def state_bytes(model: keras.Model) -> int:
     """Return the bytes of all weights and of the optimizer's state."""
     return sum(
-        math.prod(v.shape) * _bytes_of(v.dtype)
+        math.prod(v.shape) * np.dtype(v.dtype).itemsize
         for v in (*model.variables, *model.optimizer.variables)
     )
-
-
-def _bytes_of(dtype: str) -> int:
-    """Return the bytes of a number, whatever the backend."""
-    bits = re.search(r"\d+$", dtype)
-    return int(bits[0]) // 8 if bits else 1
 
 
 def _recorder(times: Times, waits: bool) -> keras.callbacks.Callback:
@@ -155,6 +150,8 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     """Set up the devices to train on, before TensorFlow initializes them."""
     import tensorflow as tf
 
+    from keras_towers.transport.devices import virtual_towers
+
     if device == "gpu":
         return [f"/device:GPU:{index}" for index in range(towers)]
     tf.config.set_visible_devices([], "GPU")
@@ -162,11 +159,7 @@ def prepare_devices(device: str, towers: int) -> list[str]:
     # show parallel operations instead of parallel towers.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(max(4, towers))
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration() for _ in range(towers)],
-    )
-    return [f"/device:CPU:{index}" for index in range(towers)]
+    return virtual_towers(towers)
 
 
 class Runs(StrEnum):

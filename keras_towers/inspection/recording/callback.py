@@ -15,6 +15,7 @@ from rich.console import Console
 from keras_towers.fit.calls.callback_effects import NEVER_STOPS
 from keras_towers.fit.calls.callback_roles import ObservesFit
 from keras_towers.fit.components import TowerConfig
+from keras_towers.fit.given_values import check_arguments
 from keras_towers.fit.step.graph import step_clock
 from keras_towers.fit.weights.model_state import eager_cause, runs_eagerly
 from keras_towers.foundation import compat
@@ -106,10 +107,9 @@ class Timeline(ObservesFit):
 
     def __init__(self, path: str | os.PathLike[str], steps: int = 1000):
         super().__init__()
-        if not isinstance(path, str | os.PathLike):
-            raise TowerError(f"path={path!r} is not allowed: give a file.")
-        if not isinstance(steps, int) or steps < 1:
-            raise TowerError(f"steps={steps!r} is not allowed: give 1 or more.")
+        check_arguments(Timeline, path=path, steps=steps)
+        if steps < 1:
+            raise TowerError(f"steps={steps} is not allowed: give 1 or more.")
         self.path: Path = Path(path)
         self.phases: dict[str, float] = {}
         self.advice: str = ""

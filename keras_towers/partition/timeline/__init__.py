@@ -7,13 +7,7 @@ it. Each module imports only those before it.
   A timeline: when a program computes and exchanges what.
 ``gathers``
   When a step gathers weights in shards, within ``gather_bytes``.
-``axis_slices``
-  Slices of an axis that towers divide: cutting, and putting together.
-``sliced_uses``
-  What of a step runs on slices of a large weight, or of its gradient.
-``slice_writer``
-  Operations on slices of a large weight, as a program gets them.
-``weight_slices``
+``sliced_weights``
   Large weights in shards, gathered, used, exchanged and updated in slices.
 ``memory_estimate``
   An estimate of the memory of a tower at each time of a step.

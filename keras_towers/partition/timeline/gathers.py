@@ -51,8 +51,11 @@ class Gathers:
     """Gathers variables at the ends of levels, within a budget of bytes.
 
     One level may gather a quarter of the budget. Together with the level
-    before, that leaves half of it for variables that are kept. A larger
-    variable is gathered alone, and may exceed the budget.
+    before, that leaves half of it for variables that are kept. At the level
+    that gathers a variable larger than this quarter, no other one is gathered.
+    But towers keep those that they hold, and may exceed the budget. A variable
+    larger than the whole budget comes in slices where operations can take these
+    (``weight_slices.py``).
 
     Args:
         budget: the bytes of gathered wholes at any level.

@@ -53,8 +53,10 @@ from keras_towers.partition.timeline.memory_estimate import (
 )
 from keras_towers.partition.timeline.rematerialization import rematerialize
 from keras_towers.partition.timeline.segments import Segments
+from keras_towers.partition.timeline.sliced_weights.weight_slices import (
+    in_slices,
+)
 from keras_towers.partition.timeline.timeline import Timeline
-from keras_towers.partition.timeline.weight_slices import in_slices
 
 # The parts of what a tower has at most, with its variables, that may be in
 # flight besides: where memory is short, and where it is not. And the part of

@@ -207,7 +207,7 @@ def called(method, path):
 
 
 REFUSED = {
-    "no path": (lambda p: kt.Timeline(None), "give a file"),
+    "no path": (lambda p: kt.Timeline(None), "give a text or"),
     "no step": (lambda p: kt.Timeline(p, steps=0), "steps=0"),
     "a folder": (lambda p: fitted(kt.Timeline(p.parent)), "cannot write"),
     "no name": (lambda p: fitted(kt.Timeline("a\0b")), "cannot write"),

@@ -34,9 +34,11 @@ from keras_towers.partition.ir.program import (
 )
 from keras_towers.partition.ir.reasons import asserted
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.timeline.axis_slices import Cut
-from keras_towers.partition.timeline.slice_writer import SliceWriter
-from keras_towers.partition.timeline.sliced_uses import (
+from keras_towers.partition.timeline.sliced_weights.axis_slices import Cut
+from keras_towers.partition.timeline.sliced_weights.slice_writer import (
+    SliceWriter,
+)
+from keras_towers.partition.timeline.sliced_weights.sliced_uses import (
     ROWS,
     WRITES,
     SlicedGradient,

@@ -11,7 +11,7 @@ import keras_towers as kt
 from keras_towers.fit.step.graph import step_layout
 from keras_towers.fit.weights import shards
 from keras_towers.partition.ir.program import Exchange
-from keras_towers.partition.timeline import sliced_uses
+from keras_towers.partition.timeline.sliced_weights import sliced_uses
 from tests.kit import sampling
 from tests.kit.compare import assert_all_close
 from tests.partition.order import check_order

@@ -22,8 +22,11 @@ from keras_towers.partition.ir.program import (
     Tensor,
 )
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.timeline.axis_slices import Cut, Slicer
-from keras_towers.partition.timeline.sliced_uses import ROWS, Use
+from keras_towers.partition.timeline.sliced_weights.axis_slices import (
+    Cut,
+    Slicer,
+)
+from keras_towers.partition.timeline.sliced_weights.sliced_uses import ROWS, Use
 
 
 class SliceWriter:

@@ -33,8 +33,8 @@ from keras_towers.partition.ir.registry import (
 )
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
 from keras_towers.partition.ir.values import Value
-from keras_towers.partition.timeline.axis_slices import Cut
 from keras_towers.partition.timeline.gathers import gathers_variables
+from keras_towers.partition.timeline.sliced_weights.axis_slices import Cut
 
 # A slice has at least so many bytes, and a weight at most so many slices: each
 # of them is a level of the step, with operations of its own, whose graph takes

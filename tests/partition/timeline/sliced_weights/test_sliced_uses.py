@@ -5,8 +5,11 @@ import tensorflow as tf
 
 from keras_towers.partition.ir.layouts import InShards
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.timeline import sliced_uses
-from keras_towers.partition.timeline.sliced_uses import ROWS, SlicePlan
+from keras_towers.partition.timeline.sliced_weights import sliced_uses
+from keras_towers.partition.timeline.sliced_weights.sliced_uses import (
+    ROWS,
+    SlicePlan,
+)
 from tests.partition.kit import laid_out, sharded
 
 ROWS_OF = InShards(0, 8, 4)

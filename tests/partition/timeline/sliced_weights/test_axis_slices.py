@@ -9,7 +9,10 @@ from keras_towers.partition.ir.axes import BATCH
 from keras_towers.partition.ir.builder import Builder
 from keras_towers.partition.ir.program import Tensor
 from keras_towers.partition.ir.tensor_sizes import TensorSizes
-from keras_towers.partition.timeline.axis_slices import Cut, Slicer
+from keras_towers.partition.timeline.sliced_weights.axis_slices import (
+    Cut,
+    Slicer,
+)
 from tests.partition.kit import by_hand
 
 # The rows of two towers in two slices, as in the docstring.
