@@ -28,6 +28,8 @@ DRAWN, OTHERS = draw(
 # It can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
 MORE = (
+    # Nothing has been in shards before, as in a script of a user.
+    "state_is_in_shards_and_reads_as_a_whole",
     *("embedding-clipped in shares", "lazy with weights in shards"),
     *("own_data_of_unequal_length", "accumulation"),
     *("layers_with_other_settings_are_refused", "own_loop"),

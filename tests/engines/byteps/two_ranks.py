@@ -26,6 +26,7 @@ from tests.processes import (  # noqa: F401
     failures,
     over_tensorflow,
     own_loops,
+    shares,
     small as s,
     training,
 )
