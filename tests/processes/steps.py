@@ -439,8 +439,9 @@ def what_python_computes_in_a_step_is_that_of_rank_0():
 
     def made():
         shape = X.shape[1:]
-        layers = keras.layers.Lambda(computed, shape), keras.layers.Dense(1)
+        # A layer draws the seed of its weights as it is made.
         keras.utils.set_random_seed(1)
+        layers = keras.layers.Lambda(computed, shape), keras.layers.Dense(1)
         model = keras.Sequential([keras.Input(shape), *layers])
         model.compile("sgd", "mse")
         return model

@@ -190,9 +190,13 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         self._callbacks = callbacks
         self._variables = variables
         self._adoption = adoption
-        self._joint = JointAccess(transport)
+        self._joint, divides = JointAccess(transport), False
         if adoption is not None:
             self._joint = adoption.update.variables.access
+            divides = adoption.update.sharding.divides_over_ranks
+        # Whether other ranks take part in reading weights: what this call
+        # divides is in shards only once callbacks are chosen.
+        self._reads_together: bool = divides or self._joint.may_need_all
         # The code that runs: "Mine.on_epoch_end".
         self._running = ""
         # Of the variables that callbacks have written: the last writer's name,
@@ -202,7 +206,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
         acting = [
             e
             for e in _SYNCED_EVENTS
-            if any(_acts(c, e, self._joint.may_need_all) for c in callbacks)
+            if any(_acts(c, e, self._reads_together) for c in callbacks)
         ]
         for pattern, event in moved.items():
             acting = [re.sub(pattern, event, e) for e in acting]
@@ -225,7 +229,7 @@ class SyncedCallbacks(keras.callbacks.Callback, Meeting):
             lambda callback: {
                 event: functools.partial(self._run, event)
                 for event in _SYNCED_EVENTS
-                if _acts(callback, event, self._joint.may_need_all)
+                if _acts(callback, event, self._reads_together)
             },
         )
 

@@ -409,9 +409,12 @@ class JointCalls:
                 return False
             self._move("fails")
             ranks = self._ranks
+            # While this rank leaves, TensorFlow may make its collectives anew,
+            # and a read of a variable, such as a count, would crash.
+            if ranks is None or self.state is State.LEAVING:
+                return True
             _, in_python, in_graphs = activity.this_rank.exchanges.read()
-            between = self.state is State.BROKEN and in_python
-            if ranks is None or not (self._is_in_call or between):
+            if not (self._is_in_call or in_python):
                 return True
             ranks.abort()
             may_be_lost = ranks.loses_exchanges and (in_python or in_graphs)

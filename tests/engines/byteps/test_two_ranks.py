@@ -28,6 +28,8 @@ DRAWN, OTHERS = draw(
 # It can only be the last of a job.
 (LAST,) = names("tests.processes.ended")
 MORE = (
+    # Nothing has been in shards before, as in a script of a user.
+    "state_is_in_shards_and_reads_as_a_whole",
     *("embedding-clipped in shares", "lazy with weights in shards"),
     *("own_data_of_unequal_length", "accumulation"),
     *("layers_with_other_settings_are_refused", "own_loop"),
@@ -47,7 +49,8 @@ def job(wanted, ranks=2, servers=1):
 
 JOBS = {"two ranks": job((*DRAWN, LAST))}
 LONG = {
-    "two ranks, not drawn": job(OTHERS),
+    # One job for all would take too long on a busy machine.
+    **{f"two ranks, not drawn, part {k}": job(OTHERS[k::2]) for k in range(2)},
     "more": job(MORE),
     # Tensors are spread over the servers.
     "three ranks": job(("embedding-clipped",), ranks=3, servers=2),

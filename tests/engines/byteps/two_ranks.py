@@ -16,7 +16,7 @@ from keras_towers import byteps as bps
 from keras_towers.engines.byteps import byteps_transport
 from keras_towers.engines.byteps.byteps_transport import BytePSTransport
 from keras_towers.engines.dropin.gradient_reducer import reducer_of
-from tests.kit.compare import assert_close
+from tests.kit.compare import assert_all_close, assert_close
 from tests.kit.ranks import check, main
 from tests.processes import (  # noqa: F401
     callbacks as of_callbacks,
@@ -26,6 +26,7 @@ from tests.processes import (  # noqa: F401
     failures,
     over_tensorflow,
     own_loops,
+    shares,
     small as s,
     training,
 )
@@ -132,19 +133,57 @@ def ranks_that_sum_different_tensors_are_told():
     assert transport.gather_objects(transport.rank) == [0, 1]
 
 
+class DividedByLength(keras.layers.Layer):
+    """Divides by a length: by a constant where TensorFlow knows it."""
+
+    def call(self, x):
+        length = x.shape[1] or tf.shape(x)[1]
+        return x / tf.cast(length, x.dtype)
+
+
+def _pooled(*more):
+    keras.utils.set_random_seed(1)
+    pool = keras.layers.GlobalAveragePooling1D()
+    mine = keras.Sequential([keras.layers.Embedding(40, 2), *more, pool])
+    mine.compile(keras.optimizers.SGD(1.0), "mse")
+    return mine
+
+
+# Of these, ranks take the first 5, or 5 and 7: a rank traces its step again for
+# any length, while the other one takes the step that it has traced for 5.
+TOKENS, LENGTH = np.arange(40).reshape(4, 10), 5 + 2 * RANK
+
+
+@check
+def a_rank_that_traces_the_same_step_again_goes_on_with_others():
+    targets = Y[:4, :2]
+    mine, alone = _pooled(), _pooled()
+    with s.Strategy(batches="each"):
+        for length in 5, LENGTH, 5:
+            mine.train_on_batch(TOKENS[:, :length], targets)
+    # One device has no batch with rows of two lengths.
+    for lengths in (5, 5), (5, 7), (5, 5):
+        with tf.GradientTape() as tape:
+            losses = [(alone(TOKENS[:, :n]) - targets) ** 2 for n in lengths]
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, alone.trainable_variables)
+        alone.optimizer.apply(gradients, alone.trainable_variables)
+    s.assert_same_model(mine, alone)
+
+
 @check
 def a_rank_that_traces_another_step_while_others_take_theirs_is_told():
-    tokens = np.arange(40).reshape(4, 10)
-    table = keras.layers.Embedding(40, 2)
-    mine = keras.Sequential([table, keras.layers.GlobalAveragePooling1D()])
-    mine.compile("sgd", "mse")
+    targets = Y[:4, :2]
+    mine = _pooled(DividedByLength())
     with s.Strategy(batches="each"):
-        mine.train_on_batch(tokens[:, :5], Y[:4, :2])
+        mine.train_on_batch(TOKENS[:, :5], targets)
+        before = mine.get_weights()
         shapes = "the shapes of a batch, which differ: rank 0: (None, 5)"
         with refused("the ranks have different steps", shapes):
-            mine.train_on_batch(tokens[:, : 5 + 2 * RANK], Y[:4, :2])
+            mine.train_on_batch(TOKENS[:, :LENGTH], targets)
+        assert_all_close(mine.get_weights(), before, 0)
         # And go on.
-        mine.train_on_batch(tokens[:, :5], Y[:4, :2])
+        mine.train_on_batch(TOKENS[:, :5], targets)
     s.assert_same_model(mine)
 
 
