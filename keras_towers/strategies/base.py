@@ -405,21 +405,14 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             left = error[1]
             is_exit = isinstance(left, SystemExit) and not left.code
             ends_well = ends_well or is_exit
-        is_alone = self._config.transport.size == 1
+        is_alone, meets = self._config.transport.size == 1, False
         try:
             if ends_well and not is_alone:
-                self._config.transport.note_wait("the end of the block")
-                self._adoption.end_rounds()
-                if access.may_need_all:
-                    # This block does without what an earlier one has left in
-                    # shards, once a rank has ended.
-                    needs_all = self._update.sharding.divides_over_ranks
-                    unneeded = () if needs_all else (NoValueError,)
-                    with contextlib.suppress(*unneeded):
-                        access.serve("is at the end of the block")
+                self._end_together()
+            meets = ends_well or is_alone
+        finally:
             if stack is not None:
                 stack.__exit__(*error)
-        finally:
             # At the end of the script, nobody needs to know what is lost.
             is_end = isinstance(error[1], SystemExit)
             quietly = silence() if is_end else contextlib.nullcontext()
@@ -427,11 +420,24 @@ class BaseStrategy(MirroredStrategy, KerasStrategy, metaclass=_StrategyClass):
             with defer_interrupts(), quietly:
                 try:
                     # The other ranks may not take part after an error.
-                    self._adoption.release(asks_ranks=ends_well or is_alone)
+                    self._adoption.release(asks_ranks=meets)
                 finally:
                     if access.may_need_all:
                         access.serve_at_exit()
                     self._config.transport.note_wait("")
+
+    def _end_together(self) -> None:
+        """Meet the other ranks at the end of the block."""
+        access = self._update.variables.access
+        self._config.transport.note_wait("the end of the block")
+        self._adoption.end_rounds()
+        if access.may_need_all:
+            # This block does without what an earlier one has left in shards,
+            # once a rank has ended.
+            needs_all = self._update.sharding.divides_over_ranks
+            unneeded = () if needs_all else (NoValueError,)
+            with contextlib.suppress(*unneeded):
+                access.serve("is at the end of the block")
 
     def __copy__(self) -> Self:
         return self
