@@ -12,13 +12,18 @@ from tests.kit.wheels import build, install_alone
 
 pytestmark = pytest.mark.core
 
-HEADERS = "keras_towers/engines/byteps/headers"
+BYTEPS, HOROVOD = (
+    f"keras_towers/engines/{engine}/headers" for engine in ("byteps", "horovod")
+)
 # Besides modules of Python.
 OTHERS = """
-    keras_towers/py.typed {headers}/README.md {headers}/always/numa.h
-    {headers}/always/patience.h
-    {headers}/always/tensorflow/stream_executor/stream.h
-    {headers}/host/cuda_runtime.h {headers}/host/nccl.h
+    keras_towers/py.typed {byteps}/README.md {byteps}/always/numa.h
+    {byteps}/always/patience.h
+    {byteps}/always/tensorflow/stream_executor/stream.h
+    {byteps}/host/cuda_runtime.h {byteps}/host/nccl.h
+    {horovod}/README.md {horovod}/stream.h {horovod}/moved/llvm/ADT/ArrayRef.h
+    {horovod}/moved/llvm/ADT/SmallVector.h
+    {horovod}/moved/tensorflow/compiler/xla/client/xla_builder.h
     keras_towers-{version}.dist-info/METADATA
     keras_towers-{version}.dist-info/RECORD
     keras_towers-{version}.dist-info/WHEEL
@@ -35,7 +40,9 @@ def wheel(tmp_path_factory):
 def test_the_files_of_the_wheel(wheel):
     """Nothing runs when Python starts, and nothing is outside the package."""
     version = re.fullmatch(r"keras_towers-(.+)-py3-none-any\.whl", wheel.name)
-    others = OTHERS.format(headers=HEADERS, version=version[1]).split()
+    others = OTHERS.format(
+        byteps=BYTEPS, horovod=HOROVOD, version=version[1]
+    ).split()
     modules = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "keras_towers").rglob("*.py")
