@@ -285,3 +285,27 @@ def test_arguments_that_no_constructor_has(make, said):
     with pytest.raises(kt.TowerError) as raised:
         make()
     assert said in str(raised.value)
+
+
+def test_a_block_whose_end_fails_leaves_its_scope(monkeypatch):
+    """As when the other ranks do something else at its end."""
+    strategy, asked = kt.TowerStrategy(2), []
+
+    def fails():
+        raise kt.TowerError("the ranks do different things")
+
+    release = strategy._adoption.release
+    with pytest.raises(kt.TowerError, match="different things"), strategy:
+        monkeypatch.setattr(strategy._config.transport, "size", 2)
+        monkeypatch.setattr(strategy, "_end_together", fails)
+        monkeypatch.setattr(
+            strategy._adoption,
+            "release",
+            lambda asks_ranks: asked.append(asks_ranks),
+        )
+    assert not tf.distribute.has_strategy()
+    assert asked == [False]
+    monkeypatch.undo()
+    release()
+    with kt.TowerStrategy(2):
+        assert tf.distribute.has_strategy()
